@@ -279,11 +279,21 @@ def write(
     lines = [f"{counted(rows, 'row')} of {reasons['kept']} of {counted(len(results), 'conversation')}: {out}"]
     lines += [f"{count} not kept: {reason}" for reason, count in reasons.items() if reason != "kept"]
     lines += [f"{file.repeated} written again: {NO_CALL} in an earlier call"] * bool(file.repeated)
-    asked = [max(result.scores) for result in results if result.scores]
+    unread = sum(result.unread for result in results)
+    if unread:
+        lines.append(f"{counted(unread, 'chunk')} of kept conversations without a row: the reply held no readable call")
+    others = sum(bool(result.scores) and result.teacher != file.teacher for result in results)
+    if others:
+        lines.append(
+            f"{counted(others, 'conversation')} kept as an earlier call wrote and scored: see {file.scores_path}"
+        )
+    asked = [max(result.scores) for result in results if result.scores and result.teacher == file.teacher]
     if asked:
         lines.append(f"mean score of the best attempts {sum(asked) / len(asked):.3f}, answered by {answers.name}")
         only_weak = not rows and not reasons[NO_CALL]
         lines += ["--reader names another to answer: extractive, copy or a model"] * only_weak
+        if sum(reasons.values()) > reasons["kept"] + reasons[NO_CALL]:
+            lines.append(f"these stay as they are: without {file.scores_path} the same command writes them again")
     if reasons[NO_CALL]:
         lines.append(
             f"{NO_CALL}: look at the replies in {file.scores_path}; memalpha check-policy {policy} says whether its "
@@ -361,6 +371,8 @@ def ask(
         *[f"{asker.repeated:>6} asked again: an earlier reply was no list of questions"] * bool(asker.repeated),
         f"made by {teacher.name}; what was dropped: {out.with_suffix('.asked.jsonl')}",
         *["replies that are no list of questions are asked again by the same command"] * bool(reasons[UNREADABLE]),
+        *["what was dropped for another reason stays so; without that file the same command asks about all again"]
+        * (reasons.total() > reasons[UNREADABLE]),
     ]
     value = {"path": str(out), "tasks": len(tasks), "chunks": len(results), "questions": len(made)}
     value |= {"at_end": at_end, "dropped": dict(reasons), "asked_again": asker.repeated}

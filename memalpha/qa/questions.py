@@ -72,8 +72,8 @@ class AskedChunk:
         asker: Who asked, answered and scored, as one text.
         digest: Checksum of the text that was read.
         kept: Questions that were kept, as fields of `Question`.
-        dropped: Questions that were dropped, each with `question`, `answer` and `reason`; an unreadable reply is one,
-            with its beginning as `reply`.
+        dropped: Questions that were dropped, each with `question`, `answer` and `reason`; an unreadable reply is one.
+            `reply` is its beginning, or what was answered from the chunk instead.
     """
 
     task: str
@@ -101,7 +101,7 @@ class _Job:
 
 @dataclass(slots=True)
 class _Draft:
-    """A question under test; `reason` says why it is dropped, None while it is not. `reply` is an unreadable reply."""
+    """A question under test; `reason` says why it is dropped, None while it is not, and `reply` what was replied."""
 
     job: _Job
     question: str
@@ -162,19 +162,20 @@ class Asker:
     def _test(self, drafts: Sequence[_Draft]) -> None:
         """Set why drafts are dropped, and whether the answers of the others still hold later."""
         drafts = [draft for draft in drafts if draft.reason is None]
-        for draft, is_right in zip(drafts, self._answer(drafts, lambda job: [job.chunk]), strict=True):
-            draft.reason = None if is_right else "not answered from its chunk alone"
+        for draft, (is_right, text) in zip(drafts, self._answer(drafts, lambda job: [job.chunk]), strict=True):
+            if not is_right:
+                draft.reason, draft.reply = "not answered from its chunk alone", text[:REPLY_CHARACTERS]
         drafts = [draft for draft in drafts if draft.reason is None]
-        for draft, is_right in zip(drafts, self._answer(drafts, lambda job: []), strict=True):
+        for draft, (is_right, _) in zip(drafts, self._answer(drafts, lambda job: []), strict=True):
             draft.reason = "answered without the conversation" if is_right else None
         drafts = [draft for draft in drafts if draft.reason is None]
         changing = [draft for draft in drafts if draft.job.last > draft.job.chunk.index]
         later = self._answer(changing, lambda job: job.task.chunks[job.chunk.index : job.last + 1])
-        for draft, is_right in zip(changing, later, strict=True):
+        for draft, (is_right, _) in zip(changing, later, strict=True):
             draft.holds_later = is_right
 
-    def _answer(self, drafts: Sequence[_Draft], chunks_of: Callable[[_Job], Sequence[Chunk]]) -> list[bool]:
-        """Return for each draft whether its question is answered rightly from some chunks."""
+    def _answer(self, drafts: Sequence[_Draft], chunks_of: Callable[[_Job], Sequence[Chunk]]) -> list[tuple[bool, str]]:
+        """Return for each draft whether its question is answered rightly from some chunks, and the answer."""
         if not drafts:
             return []
         items: list[Item] = []
@@ -182,11 +183,12 @@ class Asker:
             passages = [passage for chunk in chunks_of(draft.job) for passage in turn_passages(chunk)]
             items.append((draft.question, RetrievedMemory(passages_as_hits(passages))))
         answers = check_answers(self.reader, len(items), lambda: self.reader.answer(items))
-        is_right = []
+        results = []
         for draft, answer in zip(drafts, answers, strict=True):
             question = Question(id="draft", question=draft.question, answers=(draft.answer,))
-            is_right.append(is_correct(question, score_question(question, answer, self.metric) or 0.0, self.metric))
-        return is_right
+            score = score_question(question, answer, self.metric) or 0.0
+            results.append((is_correct(question, score, self.metric), answer.text))
+        return results
 
     def _build(self, job: _Job, drafts: Sequence[_Draft]) -> AskedChunk:
         kept = [draft for draft in drafts if draft.reason is None]
@@ -247,7 +249,10 @@ def ask_file(
     if out.suffix != ".jsonl":
         raise ConfigError(f"--out {out}: name a .jsonl file")
     if out.exists() and not log.exists():
-        raise ConfigError(f"--out {out}: is there already, and not by memalpha data ask: name another file")
+        raise ConfigError(
+            f"--out {out}: is there already, and {log.name}, which memalpha data ask leaves beside it, is not: name "
+            "another file"
+        )
     tasks = [with_turn_ids(part) for task in load_tasks(data, **options) for part in _split(task, split)]
     with show_progress("chunks") as report:
         results = ask_tasks(tasks, asker, log, progress=lambda done, total: report("asking", done, total))

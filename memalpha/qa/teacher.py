@@ -3,7 +3,7 @@
 Each conversation is written `attempts` times. Its questions are asked of every memory, and the best attempt is kept if
 it answers better than an empty memory (rejection sampling: Yuan et al. 2023, arXiv 2308.01825). A row is one chunk in
 TRL's format, with `task` and `chunk`, and its prompt is the one that the student gets for that memory. Calls that
-failed are left out, and so is a chunk with failed calls alone.
+failed are left out, and so is a chunk with failed calls alone, or whose reply holds no readable call.
 
 Beside the rows, `NAME.scores.jsonl` has a line for each conversation: what it scored, whether it was kept and why. With
 both files a stopped call resumes. A conversation without an executed call is then written again: its teacher, or the
@@ -21,6 +21,7 @@ from typing import Any
 
 from memalpha.agent.prompts import prompted_config
 from memalpha.agent.reader import Reader
+from memalpha.agent.replies import reply_problems
 from memalpha.config import AgentConfig, EndpointConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.engine import RolloutEngine, Start
@@ -31,7 +32,7 @@ from memalpha.policy.load import load_policy
 from memalpha.qa.evaluate import evaluate_memory
 from memalpha.qa.memory_reward import memory_tokens
 from memalpha.qa.report import estimate_tokens
-from memalpha.types import Task, ToolCall, Trajectory, TrajectoryGroup
+from memalpha.types import Task, ToolCall, Trajectory, TrajectoryGroup, Turn
 
 PARALLEL_ROLLOUTS = 16
 """Rollouts that are written at the same time; a stopped call loses at most these."""
@@ -53,12 +54,13 @@ class WrittenConversation:
 
     Attributes:
         task: Id of the conversation.
-        teacher: Writer, attempts and temperature, as one text.
+        teacher: Writer, attempts, temperature, who answered and by which metric, as one text.
         scores: Mean score of its questions from the memory of each attempt.
         empty: The same from an empty memory.
         rows: Rows that were kept.
         reason: Why the best attempt was kept, or none.
         reply: Beginning of the first reply if no call was executed.
+        unread: Replies of the attempt that was kept which hold no readable call; they give no row.
     """
 
     task: str
@@ -68,6 +70,7 @@ class WrittenConversation:
     rows: int = 0
     reason: str = "no question"
     reply: str = ""
+    unread: int = 0
 
 
 class RowsFile:
@@ -79,6 +82,7 @@ class RowsFile:
     Attributes:
         conversations: Results of earlier calls, by task.
         repeated: Conversations that are written again, because no call of an earlier one was executed.
+        teacher: How the last call of `write_rows` wrote and scored.
 
     Raises:
         ConfigError: The name has another ending.
@@ -93,7 +97,7 @@ class RowsFile:
             value["task"]: WrittenConversation(**{**value, "scores": tuple(value["scores"])})
             for value in read_lines(self.scores_path, _SCORE_FIELDS, _COMMAND)
         }
-        self.repeated = 0
+        self.repeated, self.teacher = 0, ""
         self.tasks_with_rows = {value["task"] for value in read_lines(path, ("task", "chunk", "completion"), _COMMAND)}
 
     def is_done(self, task: Task, teacher: str) -> bool:
@@ -218,8 +222,10 @@ def write_rows(
         raise ConfigError("temperature 0: all attempts would be the same: set one above 0, or make one attempt")
     if len({task.id for task in tasks}) < len(tasks):
         raise DataError("two conversations have the same id: give each its own")
-    teacher = f"{policy.name}, best of {attempts} at temperature {temperature:g}"
-    writing = MemoryWriting(prompted_config(config or AgentConfig(), policy), policy.count_tokens)
+    by = f"answered by {reader.name}, {metric}"
+    teacher = file.teacher = f"{policy.name}, best of {attempts} at temperature {temperature:g}, {by}"
+    prompted = prompted_config(config or AgentConfig(), policy)
+    writing = MemoryWriting(prompted, policy.count_tokens)
     of_student = writing if student is None else MemoryWriting(student, policy.count_tokens)
     engine = RolloutEngine(policy, writing)
     todo = [(number, task) for number, task in enumerate(tasks) if not file.is_done(task, teacher)]
@@ -235,7 +241,7 @@ def write_rows(
         )
         for index, (_, task) in enumerate(batch):
             group = trajectories[index * attempts : (index + 1) * attempts]
-            file.append(*_judge(task, group, of_student, reader, metric, teacher))
+            file.append(*_judge(task, group, of_student, reader, metric, teacher, prompted.reply_form))
         for _, task in todo[first : first + size]:
             if not task.questions:
                 file.append(WrittenConversation(task.id, teacher), ())
@@ -245,7 +251,13 @@ def write_rows(
 
 
 def _judge(
-    task: Task, attempts: Sequence[Trajectory], writing: MemoryWriting, reader: Reader, metric: str, teacher: str
+    task: Task,
+    attempts: Sequence[Trajectory],
+    writing: MemoryWriting,
+    reader: Reader,
+    metric: str,
+    teacher: str,
+    form: str,
 ) -> tuple[WrittenConversation, list[dict[str, Any]]]:
     """Ask the questions of every attempt's memory and return the result with the rows of the best attempt."""
     empty = Trajectory(task, len(attempts), (), (writing.new_memory().state,) * len(task.chunks))
@@ -257,22 +269,27 @@ def _judge(
         attempts, key=lambda attempt: (scores[attempt.rollout], -memory_tokens(attempt.states[-1], estimate_tokens))
     )
     rows: list[dict[str, Any]] = []
-    reply = ""
+    reply, unread = "", 0
     if not any(turn.operations for attempt in attempts for turn in attempt.turns):
         reason = NO_CALL
         reply = next((turn.completion.text for turn in attempts[0].turns), "")[:REPLY_CHARACTERS]
     elif scores[best.rollout] <= floor:
         reason = "answers no better than an empty memory"
     else:
-        rows, reason = list(_rows(best, writing)), "kept"
-    return WrittenConversation(task.id, teacher, tuple(scores), floor, len(rows), reason, reply), rows
+        rows, reason = list(_rows(best, writing, form)), "kept"
+        unread = sum(_is_unread(turn, form) for turn in best.turns)
+    return WrittenConversation(task.id, teacher, tuple(scores), floor, len(rows), reason, reply, unread), rows
 
 
-def _rows(attempt: Trajectory, writing: MemoryWriting) -> Iterator[dict[str, Any]]:
-    """Yield a row for each turn, with those calls that were executed."""
+def _is_unread(turn: Turn, form: str) -> bool:
+    return "no_call" in reply_problems(turn.completion, turn.calls, form)
+
+
+def _rows(attempt: Trajectory, writing: MemoryWriting, form: str) -> Iterator[dict[str, Any]]:
+    """Yield a row for each turn, with those calls that were executed; none for a reply that held no readable call."""
     for request, turn in zip(writing.without_advice(attempt), attempt.turns, strict=True):
         calls = [call for call, result in zip(turn.calls, turn.results, strict=True) if result.ok]
-        if turn.calls and not calls:
+        if _is_unread(turn, form) or (turn.calls and not calls):
             continue
         tool_calls = [
             {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}

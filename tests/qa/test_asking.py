@@ -148,7 +148,10 @@ def test_wrong_use_is_refused_in_words(tmp_path, memalpha):
     save_jsonl(TASKS, tmp_path / "mine.jsonl")
     ask = ("data", "ask", tmp_path / "mine.jsonl", "--policy", "scripted:add-all", "--out")
     assert "--out" in memalpha(*ask, tmp_path / "questions.json")[2]
-    assert "is there already, and not by memalpha data ask" in memalpha(*ask, tmp_path / "mine.jsonl")[2]
+    assert (
+        "mine.asked.jsonl, which memalpha data ask leaves beside it, is not"
+        in memalpha(*ask, tmp_path / "mine.jsonl")[2]
+    )
     assert "is no endpoint" in memalpha(*ask, tmp_path / "q.jsonl", "--price", "1,2")[2]
     assert "two numbers are needed" in memalpha(*ask, tmp_path / "q.jsonl", "--price", "1")[2]
     question = Question(id="q", question="When?", answers=("Monday",))

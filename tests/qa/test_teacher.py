@@ -164,3 +164,29 @@ def test_conversations_without_an_executed_call_are_written_again(tmp_path, mema
         assert len(server.bodies) - before == len(tasks(2)[1].chunks) + 1, "and the check of the endpoint"
         assert "written again" not in memalpha(*words)[1]
     assert [result.reply for result in RowsFile(tmp_path / "rows.jsonl").conversations.values()] == ["", ""]
+
+
+def test_a_reply_without_a_call_is_no_example_of_skipping(tmp_path, memalpha):
+    save_jsonl(tasks(), tmp_path / "mine.jsonl")
+    garbled = [task.chunks[-1].turns[0].text for task in tasks()]
+
+    def reply(body):
+        return "garbage %%% sorry" if any(text in str(body) for text in garbled) else insert_lines(body)
+
+    with StandIn(reply) as server:
+        words = ["data", "write", tmp_path / "mine.jsonl", "--policy", f"{server.url}#m", "--reader", "extractive"]
+        out = memalpha(*words, "--out", tmp_path / "rows.jsonl", "--metric", "contains")[1]
+        rows = lines(tmp_path / "rows.jsonl")
+        kept = {row["task"] for row in rows}
+        assert kept and f"{len(kept)} chunk" in out and "of kept conversations without a row" in out
+        assert all(row["chunk"] < len(tasks()[0].chunks) - 1 for row in rows), "no row where the reply was garbage"
+        out = memalpha(*words, "--out", tmp_path / "rows.jsonl", "--metric", "f1")[1]
+        assert f"{len(kept)} conversation" in out and "kept as an earlier call wrote and scored" in out
+
+
+def test_another_metric_is_another_answer(tmp_path, memalpha):
+    save_jsonl(tasks(2), tmp_path / "mine.jsonl")
+    words = ["data", "write", tmp_path / "mine.jsonl", "--policy", "scripted:add-all", "--out", tmp_path / "rows.jsonl"]
+    code, out, _ = memalpha(*words, "--reader", "extractive", "--metric", "exact")
+    assert code == 1 and "without" in out and "rows.scores.jsonl the same command writes them again" in out
+    assert memalpha(*words, "--reader", "extractive", "--metric", "contains")[0] == 0
