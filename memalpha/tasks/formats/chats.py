@@ -112,7 +112,7 @@ def load_chat_folder(path: Path, dates: str | None = None) -> list[Task]:
 
     Args:
         path: The folder.
-        dates: Order of the dates of texts; other files have none to order.
+        dates: Order of the dates of texts, but for those in which only the other one makes dates.
 
     Raises:
         DataError: A file is no chat or cannot be read, or two conversations have the same id.
@@ -124,7 +124,7 @@ def load_chat_folder(path: Path, dates: str | None = None) -> list[Task]:
     tasks: list[Task] = []
     for file in files:
         is_chat = file.is_file() and file.suffix.lower() in _SUFFIXES
-        chats = _load_chats(file, dates if file.suffix.lower() == ".txt" else None) if is_chat else None
+        chats = _load_of_folder(file, dates if file.suffix.lower() == ".txt" else None) if is_chat else None
         if chats is None:
             raise DataError(
                 f"{path} is a folder without a questions.csv, where every file is an exported chat: {file} is none: "
@@ -137,6 +137,20 @@ def load_chat_folder(path: Path, dates: str | None = None) -> list[Task]:
             file_of[task.id] = file
         tasks += chats
     return tasks
+
+
+def _load_of_folder(file: Path, dates: str | None) -> list[Task] | None:
+    """Return the chats of a file; `dates` gives way if it makes no dates there, since phones differ in their order."""
+    try:
+        return _load_chats(file, dates)
+    except DataError:
+        if dates is None:
+            raise
+        try:
+            return _load_chats(file, None)
+        except DataError:
+            pass
+        raise
 
 
 def _visible_files(path: Path) -> list[Path]:

@@ -164,6 +164,12 @@ def test_a_folder_of_chats_is_a_task_for_each_file(tmp_path, memalpha):
     assert [task.id for task in tasks] == ["ana", "bo", "notes", "zoe"]
     assert tasks[0].chunks[0].timestamp == "2024-02-02T21:05" and tasks[0].chunks[0].turns[0].id == "0.0"
     assert len(load_tasks(folder, 2, dates="day-first")) == 2
+    (folder / "us.txt").write_text("3/14/24, 9:05 PM - Lee: I moved to Boise.\n")
+    assert load_tasks(folder, dates="day-first")[-2].chunks[0].timestamp == "2024-03-14T21:05", "another phone"
+    (folder / "us.txt").write_text("31/14/24, 9:05 PM - Lee: I moved to Boise.\n")
+    with pytest.raises(DataError, match=r"us\.txt:1: there is no date 31/14/24, read day-first"):
+        load_tasks(folder, dates="day-first")
+    (folder / "us.txt").unlink()
     code, out, _ = memalpha("data", "check", folder, "dates=day-first")
     assert code == 0 and "holds      4 tasks" in out
     assert memalpha("data", "prepare", folder, tmp_path / "mine.jsonl", "dates=day-first")[0] == 0
