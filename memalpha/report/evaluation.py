@@ -16,7 +16,7 @@ from typing import Any
 
 from memalpha.qa.compare import load_records
 from memalpha.qa.error_analysis import ERROR_CLASSES, Waterfall, waterfall
-from memalpha.qa.report import Record, Report, ceiling_of, warnings_of
+from memalpha.qa.report import CHANGED, Record, Report, ceiling_of, warnings_of
 from memalpha.qa.scoring.stats import MIN_CLUSTERS, ScoredAnswer, compare_paired, estimate, micro
 from memalpha.report.charts import Z95, Bar, Mark, MarkRow, mark_rows, stacked_bars
 
@@ -139,6 +139,7 @@ def _read_system(file: str, title: str, records: Sequence[Record]) -> dict[str, 
     falls = waterfall(records)
     recalls = [record.evidence_recall for record in records if record.evidence_recall is not None and record.gold]
     by_class = {name: [record for record in records if record.error_class == name] for name in CLASS_LABELS}
+    knows_changes = any(record.kind in CHANGED or record.stale for record in records)  # else none could be found
     return {
         "file": file,
         "title": title,
@@ -150,7 +151,7 @@ def _read_system(file: str, title: str, records: Sequence[Record]) -> dict[str, 
         "recall": sum(recalls) / len(recalls) if recalls else None,
         "tokens": sum(record.tokens for record in records) / len(records),
         "abstained": sum(record.abstained for record in records) / len(records),
-        "stale": sum(record.stale for record in records) / len(records),
+        "stale": sum(record.stale for record in records) / len(records) if knows_changes else None,
         "falls": falls,
         "overall": falls[-1],
         "bars": stacked_bars([_bar(fall.ability, fall) for fall in falls[:-1]]) if len(falls) > 2 else "",
