@@ -124,7 +124,7 @@ def read(
     many_options = {"--workers": workers, "--shard": shard, "--on": on, "--max-errors": max_errors}
     _refuse({name: value is not None for name, value in many_options.items()}, "needs --namespaces task")
     # Check every input before a store is created.
-    is_rule = policy in {*RULE_POLICIES, *RULE_POLICIES.values()}
+    is_rule = policy in {*RULE_POLICIES, *RULE_POLICIES.values()}  # by name: a bad file fails before a model is loaded
     chunks, writer = read_chunks(file, timestamp, chunk_size, exact_times=is_rule), load_policy(policy)
     trust_pairs, writer_pairs = split_settings(settings, "trust")
     trust, config = parse_trust(trust_pairs), parse_store_writer(writer_pairs, instructions)

@@ -280,40 +280,38 @@ def state_change(task: Task, chunk: int, before: MemoryState | None, after: Memo
         before: Memory before the chunk; None is an empty one.
         after: Memory after it.
     """
+    entries = after.list()
     contents = {} if before is None else {entry.id: entry.content for entry in before.list()}
-    old, new = ([] if memory is None else _words_of_lines(memory) for memory in (before, after))
+    of_entries = _words_of_lines(entry.content for entry in entries)
+    old = [] if before is None else _words_of_lines([*contents.values(), *before.core.splitlines()])
+    new = [*of_entries, *_words_of_lines(after.core.splitlines())]
     live: dict[str, frozenset[str]] = {}
-    values: dict[str | None, frozenset[str]] = {}
-    score, count = 0.0, 0
     for operation in sorted(task.gold_operations, key=lambda operation: operation.chunk):
-        if operation.chunk > chunk:
-            break
-        ended = live.pop(operation.replaces, None) if operation.replaces else None
-        value = _value_words(operation.content)
         if operation.chunk < chunk:
-            if value:
+            live.pop(operation.replaces or "", None)
+            if value := _value_words(operation.content):
                 live[operation.content] = value
-            continue
-        values[operation.content] = value
+    values: list[frozenset[str]] = []
+    score, count = 0.0, 0
+    for operation in task.gold_at(chunk):
+        ended, value = live.pop(operation.replaces or "", None), _value_words(operation.content)
         is_gone = ended is None or not any(ended <= found and not (value and value <= found) for found in new)
         if value:
+            values.append(value)
             stands = any(value <= found for found in new)
             score, count = score + stands * (1.0 if is_gone else BESIDE), count + 1
         elif ended is not None and any(ended <= found for found in old):
             score, count = score + is_gone, count + 1
     for value in live.values():
         score -= any(value <= found for found in old) and not any(value <= found for found in new)
-    stated = [value for value in (*live.values(), *values.values()) if value]
-    for entry in after.list():
-        found = frozenset(words(entry.content))
+    stated = [*live.values(), *values]
+    for entry, found in zip(entries, of_entries, strict=True):
         if contents.get(entry.id) != entry.content and not any(value <= found for value in stated):
             score -= IDLE
     return max(-1.0, score / max(1, count))
 
 
-def _words_of_lines(memory: MemoryState) -> list[frozenset[str]]:
-    """Return the words of each entry, and of each line of the core memory."""
-    lines = [*(entry.content for entry in memory.list()), *memory.core.splitlines()]
+def _words_of_lines(lines: Iterable[str]) -> list[frozenset[str]]:
     return [frozenset(words(line)) for line in lines]
 
 

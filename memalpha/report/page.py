@@ -47,6 +47,8 @@ QUIET_MINUTES = 10
 
 
 def _is_alive(pid: int) -> bool:
+    if os.name == "nt":  # where signal 0 would end the process
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

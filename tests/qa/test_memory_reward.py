@@ -167,6 +167,32 @@ def test_a_fact_that_is_lost_costs_what_it_gave():
     assert reward.reward(roll(STATED, task=TASK.model_copy(update={"gold_operations": ()})), []).weights["r4"] == 0.0
 
 
+CORRECTED = TASK.model_copy(
+    update={
+        "gold_operations": (
+            op("insert", 0, "meeting: Monday"),
+            op("update", 1, "meeting: Tuesday", "meeting: Monday"),
+            op("update", 1, "meeting: Friday", "meeting: Tuesday"),
+        )
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "value"),
+    [
+        ([update("it is on Monday", "on Friday")], 1.0),
+        ([insert("on Friday")], BESIDE),
+        ([update("it is on Monday", "on Tuesday")], -IDLE),
+    ],
+)
+def test_of_what_is_corrected_in_one_chunk_the_last_counts(changes, value):
+    scored = MemoryReward(RewardConfig(content="state"), len).reward(
+        roll([insert("it is on Monday")], changes, task=CORRECTED), []
+    )
+    assert scored.components["r4"] == pytest.approx((1.0, value, 0.0))
+
+
 @given(
     st.lists(st.sampled_from(["Oslo", "a cat", "Rome", "Oslo and Rome", "weather"]), max_size=5),
     st.lists(st.sampled_from(["Oslo", "a cat", "Rome"]), max_size=3),

@@ -27,6 +27,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from itertools import pairwise
@@ -144,12 +145,9 @@ def _load_of_folder(file: Path, dates: str | None) -> list[Task] | None:
     try:
         return _load_chats(file, dates)
     except DataError:
-        if dates is None:
-            raise
-        try:
-            return _load_chats(file, None)
-        except DataError:
-            pass
+        if dates is not None:
+            with suppress(DataError):  # the first error names the order that was asked for
+                return _load_chats(file, None)
         raise
 
 

@@ -251,7 +251,7 @@ def _make_tracker(name: str, config: LearnerConfig, step: int) -> Any:
     if name == "aim":
         return kind(out.name, logging_dir=str(out))
     if name == "dvclive":
-        return kind(dir=str(out / "dvclive"))
+        return kind(dir=str(out / "dvclive"), dvcyaml=None)  # else it writes a file where the run was started
     if name == "mlflow":
         return kind(experiment_name=PROJECT, run_name=out.name)
     if name == "wandb":
