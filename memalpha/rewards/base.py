@@ -166,7 +166,7 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
     )
     given: object = function
     columns = given.columns if isinstance(given, _Columned) else None
-    needed = _parameters(function)[0] if columns is None else tuple(columns)
+    needed = parameter_names(function)[0] if columns is None else tuple(columns)
     maximum = float(given.maximum) if isinstance(given, Bounded) else 1.0
     return RewardFunction(str(name), function, 1.0 if weight is None else weight, needed, maximum)
 
@@ -268,7 +268,7 @@ def _weighted_sum(components: Mapping[str, float], weights: Mapping[str, float],
     return total
 
 
-def _parameters(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
+def parameter_names(function: Callable[..., Any]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     """Return (columns without a default, all accepted names) of a callable; None accepts any name."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -342,7 +342,7 @@ def call_function(
     Raises:
         RewardError: The function raised, or a required column is missing.
     """
-    reward = RewardFunction(name, function, columns=_parameters(function)[0])
+    reward = RewardFunction(name, function, columns=parameter_names(function)[0])
     result = _call(reward, prompts, _as_messages(prompts, completions), columns)
     if inspect.isawaitable(result):
         with _name_errors(reward):
@@ -365,7 +365,7 @@ def _call(
     if missing := [name for name in function.columns if name not in columns]:
         error = ConfigError if missing[0] in (*_OWN_COLUMNS, *_TRL_ARGUMENTS) else RewardError
         raise error(_explain_missing(function, missing[0], ", ".join(sorted(columns)) or "none"))
-    accepted = _parameters(function.function)[1]
+    accepted = parameter_names(function.function)[1]
     kwargs = {"prompts": list(prompts), "completions": list(completions), **columns}
     kwargs = {
         name: value if name in _TRL_ARGUMENTS else _copy(value)

@@ -68,6 +68,7 @@ from memalpha.integrations.trl.base import (
     select_rows,
 )
 from memalpha.policy.model_files import max_positions
+from memalpha.rewards.base import parameter_names
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # isort: skip
 from trl.trainer.grpo_config import GRPOConfig  # isort: skip
@@ -179,7 +180,8 @@ class ERLTrainer(RowTrainer):
     Without `feedback_func` the feedback is empty. Metrics of each phase are logged as `erl/...` (docs/guides/trl.md).
 
     Raises:
-        ConfigError: Tools, environments, a `rollout_func` or images are asked for, which are not supported.
+        ConfigError: Tools, environments, a `rollout_func` or images are asked for, which are not supported, or
+            `feedback_func` is not callable.
     """
 
     _tag_names = ["trl", "erl"]  # noqa: RUF012  # as in TRL
@@ -207,6 +209,8 @@ class ERLTrainer(RowTrainer):
                 f"args: ERLTrainer takes an ERLConfig, not a {type(args).__name__}: it has all settings of GRPOConfig, "
                 "so that only the name changes"
             )
+        if feedback_func is not None and not callable(feedback_func):
+            raise ConfigError(f"feedback_func: {feedback_func!r} is not callable")
         if feedback_func is not None and "feedback" not in template_fields(args.reflection_system_prompt):
             raise ConfigError("feedback_func: reflection_system_prompt has no {feedback} to put it in")
         unsupported = ("tools", "rollout_func", "environment_factory")
@@ -320,7 +324,8 @@ class ERLTrainer(RowTrainer):
             "trainer_state": self.state,
             **{name: [inputs[i][name] for i in indices] for name in names},
         }
-        texts = func(**arguments)
+        accepted = parameter_names(func)[1]  # like memalpha's reward functions, it may name the columns it needs alone
+        texts = func(**{name: value for name, value in arguments.items() if accepted is None or name in accepted})
         if is_async_callable(func):  # in the event loop of async reward functions
             if not self._has_async_funcs:
                 self.async_loop_thread, self.async_loop, ready = start_event_loop_in_daemon(name="ERLTrainer-AsyncLoop")

@@ -292,7 +292,15 @@ async def async_feedback(prompts, completions, **columns):
     return say(prompts, completions, **columns)
 
 
-@pytest.mark.parametrize("func", [async_feedback, pytest.param(None, marks=pytest.mark.slow)], ids=["async", "none"])
+def named_feedback(prompts, completions, kind):
+    return say(prompts, completions, kind=kind)
+
+
+@pytest.mark.parametrize(
+    "func",
+    [async_feedback, named_feedback, pytest.param(None, marks=pytest.mark.slow)],
+    ids=["async", "named columns", "none"],
+)
 def test_feedback_may_be_async_or_absent(make_trainer, func):
     trainer = make_trainer(RecordingTrainer, feedback_func=func)
     next_gradient(trainer)
@@ -344,5 +352,7 @@ def test_unsupported_arguments_are_refused(make_trainer):
         make_trainer(config=GRPOConfig)
     with pytest.raises(ConfigError, match="feedback_func: reflection_system_prompt has no"):
         make_trainer(reflection_system_prompt="{prompt} {attempt} {memory}")
+    with pytest.raises(ConfigError, match="feedback_func: 'say' is not callable"):
+        make_trainer(feedback_func="say")
     with pytest.raises(ConfigError, match="rollout_func"):
         ERLTrainer("unused", upper, ERLConfig("unused", bf16=False), rollout_func=lambda *_: {})
