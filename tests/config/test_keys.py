@@ -37,7 +37,7 @@ def test_every_setting_has_a_meaning(kind):
 @pytest.mark.parametrize("names", [SHORT_NAMES, SYNONYMS], ids=["short names", "synonyms"])
 def test_every_name_leads_to_a_setting(names):
     settings = {name for kind in KINDS.values() for name, _ in settings_of(kind)} | {"reward.reader"}
-    assert not set(names.values()) - settings
+    assert not {name for full in names.values() for name in full.split()} - settings
 
 
 def test_short_and_full_names_are_the_same_setting():
@@ -72,6 +72,9 @@ def test_two_values_for_one_setting_are_refused():
         ("optimizer.lr", "optimizer.learning_rate"),
         ("max_new_tokens", "agent.max_new_tokens"),
         ("max_completion_length", "agent.max_new_tokens"),
+        ("trainer_type", "algorithm"),
+        ("use_gpu", "compute.device"),
+        ("gradient_clip", "optimizer.max_grad_norm"),
     ],
 )
 def test_unknown_settings_come_with_the_nearest_name(memalpha, key, hint):
