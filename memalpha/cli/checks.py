@@ -19,7 +19,6 @@ from memalpha.cli.options import (
     parse_store_writer,
     parse_writer_settings,
     print_result,
-    read_chunks,
     read_text,
 )
 from memalpha.errors import ConfigError, DataError
@@ -35,9 +34,6 @@ def audit(
     queries: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Queries to try: one per line, or a task file (.jsonl).")
     ] = None,
-    source: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Source of the entries: a text or task file, as for read.")
-    ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="An entry counts as retrieved among the first K hits.")] = 10,
     near: Annotated[float, typer.Option(help="Cosine from which two entries are near duplicates.")] = 0.95,
     limit: Annotated[
@@ -50,29 +46,20 @@ def audit(
     """Look for problems in the content of STORE.
 
     By rules, without a model: contradictions, outdated entries that are still live, duplicates, categories that no
-    query retrieves, entries without an origin, and the share of the source that entries cover. Nothing is changed.
+    query retrieves, and entries without an origin. Nothing is changed.
 
-    Example: memalpha audit ana.db --queries questions.txt --source chat.txt --json
+    Example: memalpha audit ana.db --queries questions.txt --json
 
     Raises:
-        DataError: A file of queries or the source cannot be read.
+        DataError: The file of queries cannot be read.
         StoreError: There is no store, or it cannot be opened.
     """
     from memalpha.store.checks.audit import audit as audit_store
 
     questions = None if queries is None else _read_queries(queries)
-    origin = None
-    if source is not None:
-        origin = str(source), read_chunks(source, None)
-        if len({chunk.index for chunk in origin[1]}) < len(origin[1]):
-            raise DataError(
-                f"{source} holds several tasks, whose chunks have the same indices: pass a file with one task"
-            )
     with open_store(store, embedder, namespace or "default", reads=True) as memory:
         names = [namespace] if namespace is not None else memory.namespaces()
-        reports = [
-            audit_store(memory.namespace(name), queries=questions, k=k, near=near, source=origin) for name in names
-        ]
+        reports = [audit_store(memory.namespace(name), queries=questions, k=k, near=near) for name in names]
     print_result(reports, as_json, "\n".join(line for report in reports for line in _format_audit(report, limit)))
 
 
@@ -211,11 +198,6 @@ def _format_audit(report: Audit, limit: int) -> list[str]:
         queries = "by their own contents" if report.retrieval.own else "queries"
         shares = (f"{name} {count['found']} of {count['asked']}" for name, count in report.retrieval.categories.items())
         lines.append(f"  retrieved among {report.retrieval.k}, {queries}: {', '.join(shares)}")
-    if (coverage := report.coverage) is not None:
-        lines.append(
-            f"  covered: {coverage.by_origin} of {coverage.spans} spans by their origin, {coverage.by_content} more by "
-            f"content; {coverage.chunks_by_origin} of {coverage.chunks} chunks"
-        )
     return lines
 
 

@@ -16,10 +16,9 @@ There are five kinds of findings, the worst first. Each claims no more than its 
 - `unretrieved`: no entry of a category is among the k best hits of any query. Without queries, every entry's own
   content is its query (at most 200 of a category, evenly spaced).
 - `orphan`: live entries lack an origin. `no origin`: none at all, where other entries have one. `no source`: a chunk
-  or turn of no source. `dangling`: a chunk or turn that their source, where it is given, does not have.
+  or turn of no source.
 
-Coverage says how many raw spans (the turns of `source`, else entries with a turn) a written fact covers. `doctor`
-checks that versions follow from the log; an audit does not.
+`doctor` checks that versions follow from the log; an audit does not.
 """
 
 from __future__ import annotations
@@ -29,19 +28,18 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from memalpha.arguments import brief_repr, check_count, check_items, check_texts, check_type, is_finite_number
+from memalpha.arguments import brief_repr, check_count, check_texts, check_type, is_finite_number
 from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.fields import parse_time
 from memalpha.store.search.lexical import words
 from memalpha.store.store import MemoryStore
 from memalpha.store.values import is_contradictory, key_value, normalize, slot_value
-from memalpha.types import Chunk, MemoryEntry, is_iso_time
+from memalpha.types import MemoryEntry, is_iso_time
 
 if TYPE_CHECKING:
     from memalpha.store.store import MemoryStore
@@ -85,36 +83,6 @@ class RetrievalCounts:
     categories: Mapping[str, Mapping[str, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class RawSpan:
-    """A turn of a chunk, or a chunk without turns."""
-
-    chunk: int | None
-    turn: str | None
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """Counts of the raw spans that live facts cover.
-
-    Attributes:
-        spans: All raw spans.
-        by_origin: Spans that a fact names as its origin.
-        by_content: Further spans that a fact is near to (see `coverage.SUPPORT`).
-        chunks: All chunks.
-        chunks_by_origin: Chunks that a fact names as its origin.
-        uncovered: Spans that no fact covers.
-    """
-
-    spans: int
-    by_origin: int
-    by_content: int
-    chunks: int
-    chunks_by_origin: int
-    uncovered: tuple[RawSpan, ...]
-
-
 @dataclass(slots=True)
 class Audit:
     """Audit of one namespace. `counts` holds the number of entries, and of findings by kind."""
@@ -123,7 +91,6 @@ class Audit:
     findings: list[Finding] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     retrieval: RetrievalCounts | None = None
-    coverage: Coverage | None = None
 
 
 NEAR = 0.95
@@ -135,7 +102,6 @@ def audit(
     queries: Sequence[str] | None = None,
     k: int = 10,
     near: float = NEAR,
-    source: tuple[str, Sequence[Chunk]] | None = None,
 ) -> Audit:
     """Audit a store's namespace as of one moment.
 
@@ -146,7 +112,6 @@ def audit(
         queries: Questions that this memory has to answer, such as a task's; None searches by the entries' own contents.
         k: Hits per query.
         near: Cosine from which two entries mean the same.
-        source: Name that entries have as their source (its last part is enough), and its chunks.
 
     Raises:
         StoreError: `near` is not above 0 and at most 1, or `k` is below 1.
@@ -159,14 +124,6 @@ def audit(
         raise StoreError(f"k {k!r}: 1 or more is needed")
     if queries is not None:
         queries = check_texts("queries", queries)
-    if source is not None:
-        check_type("source", source, tuple)
-        if len(source) != 2 or not isinstance(source[0], str):
-            raise StoreError(f"source {brief_repr(source)}: a name and its chunks are needed")
-        chunks = check_items("source", source[1], of="chunks")
-        for chunk in chunks:
-            check_type("source", chunk, Chunk)
-        source = source[0], chunks
     result = Audit(store.rows.name)
     with store.read_transaction():
         position, entries = store.rows.log.position, store.rows.entries.live()
@@ -177,9 +134,7 @@ def audit(
     result.findings += find_duplicates(entries, rows, near)
     result.retrieval = measure_retrieval(store, position, entries, queries, k)
     result.findings += find_unretrieved(entries, result.retrieval)
-    source_entries = [entry for entry in entries if source is not None and is_from(entry, source[0])]
-    result.findings += find_orphans(entries, source_entries, source[1] if source else None)
-    result.coverage = measure_coverage(store, entries, source_entries, source[1] if source else None)
+    result.findings += find_orphans(entries)
     counts = Counter(finding.kind for finding in result.findings)
     result.counts = {"entries": len(entries), **{kind: counts[kind] for kind in KINDS}}
     return result
@@ -440,8 +395,6 @@ def _find_replacement(
     return None
 
 
-SUPPORT = 0.6
-"""Cosine from which a fact covers a raw span."""
 _MAX_OWN_QUERIES = 200  # entries of a category whose own contents are queries
 
 
@@ -491,90 +444,14 @@ def find_unretrieved(entries: Sequence[MemoryEntry], retrieval: RetrievalCounts)
     return findings
 
 
-def is_from(entry: MemoryEntry, source: str) -> bool:
-    """Return True if an entry has this source; the last part of a path is enough."""
-    return entry.source is not None and (entry.source == source or PurePath(entry.source).name == PurePath(source).name)
-
-
-def find_orphans(
-    entries: Sequence[MemoryEntry], source_entries: Sequence[MemoryEntry], chunks: Sequence[Chunk] | None
-) -> list[Finding]:
-    """Return findings for entries whose origin is missing or dangling.
-
-    Args:
-        entries: Live entries.
-        source_entries: Those of them that name the source of `chunks`.
-        chunks: Chunks of the source; None checks no chunk and turn.
-    """
-    without = [entry for entry in entries if not _has_origin(entry)]
-    unsourced = [entry for entry in entries if entry.source is None and _has_origin(entry)]
-    cases = [
-        ("no origin", "no source, chunk or turn, which others have", without if len(without) < len(entries) else []),
-        ("no source", "a chunk or turn, but of no source", unsourced),
-    ]
-    if chunks is not None:
-        turns: dict[int | None, set[str | None]] = {c.index: {turn.id for turn in c.turns} for c in chunks}
-        all_turns = set().union(*turns.values())
-        dangling = [
-            entry
-            for entry in source_entries
-            if (entry.chunk is not None and entry.chunk not in turns)
-            or (entry.turn is not None and entry.turn not in turns.get(entry.chunk, all_turns))
-        ]
-        cases.append(("dangling", "a chunk or turn that its source does not have", dangling))
-    return [Finding("orphan", reason, message, tuple(members)) for reason, message, members in cases if members]
-
-
-def measure_coverage(
-    store: MemoryStore,
-    entries: Sequence[MemoryEntry],
-    source_entries: Sequence[MemoryEntry],
-    chunks: Sequence[Chunk] | None,
-) -> Coverage | None:
-    """Count the raw spans that written facts cover.
-
-    Args:
-        store: Store whose vectors decide what is near.
-        entries: Live entries.
-        source_entries: Those of them that name the source of `chunks`.
-        chunks: Chunks of the source; their spans are covered by all entries. None takes the entries with a turn as
-            spans and the others as facts.
-
-    Returns:
-        The counts, or None if `chunks` is None and there are no such spans or no facts.
-    """
-    if chunks is None:
-        raw, facts = [e for e in entries if e.turn is not None], [e for e in entries if e.turn is None]
-        if not raw or not facts:
-            return None
-        keyed = [((entry.source, entry.chunk), RawSpan(entry.chunk, entry.turn, entry.content)) for entry in raw]
-        origin_chunks = {(entry.source, entry.chunk) for entry in facts if entry.chunk is not None}
-        by_origin: set[int] = set()
-    else:
-        facts = entries
-        keyed = [
-            ((None, chunk.index), RawSpan(chunk.index, id, text))
-            for chunk in chunks
-            for id, text in ([(turn.id, turn.text) for turn in chunk.turns] or [(None, chunk.render())])
-        ]
-        origin_chunks = {(None, entry.chunk) for entry in source_entries}
-        origins = {(entry.chunk, entry.turn) for entry in source_entries}
-        by_origin = {number for number, (_, span) in enumerate(keyed) if (span.chunk, span.turn) in origins}
-    vectors = store.recorded_embedder.embed(
-        list(dict.fromkeys([span.text for _, span in keyed] + [e.content for e in facts])), store.rows
-    )
-    fact_rows = np.array([vectors[fact.content] for fact in facts])
-    supported = {n for n, (_, span) in enumerate(keyed) if facts and (fact_rows @ vectors[span.text]).max() >= SUPPORT}
-    chunk_keys = {key for key, _ in keyed}
-    return Coverage(
-        spans=len(keyed),
-        by_origin=len(by_origin),
-        by_content=len(supported - by_origin),
-        chunks=len(chunk_keys),
-        chunks_by_origin=len(chunk_keys & origin_chunks),
-        uncovered=tuple(span for number, (_, span) in enumerate(keyed) if number not in by_origin | supported),
-    )
-
-
-def _has_origin(entry: MemoryEntry) -> bool:
-    return entry.source is not None or entry.chunk is not None or entry.turn is not None
+def find_orphans(entries: Sequence[MemoryEntry]) -> list[Finding]:
+    """Return findings for live entries whose origin is missing."""
+    unsourced = [entry for entry in entries if entry.source is None]
+    without = [entry for entry in unsourced if entry.chunk is None and entry.turn is None]
+    unsourced = [entry for entry in unsourced if entry.chunk is not None or entry.turn is not None]
+    findings = []
+    if without and len(without) < len(entries):
+        findings.append(Finding("orphan", "no origin", "no source, chunk or turn, which others have", tuple(without)))
+    if unsourced:
+        findings.append(Finding("orphan", "no source", "a chunk or turn, but of no source", tuple(unsourced)))
+    return findings

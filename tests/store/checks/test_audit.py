@@ -15,7 +15,7 @@ from memalpha.store.checks.audit import KINDS, audit
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic.worlds import generate
-from memalpha.types import Chunk, Operation, SpeakerTurn
+from memalpha.types import Operation
 
 
 @pytest.fixture
@@ -35,14 +35,13 @@ def findings_of(store: MemoryStore, **options) -> list[tuple[str, str, list[str]
 def test_exactly_what_was_planted_is_found(index: int) -> None:
     task = generate(WorldConfig(preset="full", split="test", tokens=8_000), 7, index)
     with clean_store(task) as store:
-        source = (task.id, task.chunks)
-        assert audit(store, source=source).findings == []
+        assert audit(store).findings == []
         planter = Planter(store, Random(index))
         planter.plant(index)
         before = store.snapshot()
-        report = audit(store, source=source)
+        report = audit(store)
         assert sorted(map(repr, as_faults(report))) == sorted(map(repr, planter.faults))
-        assert report == audit(store, source=source) and store.snapshot() == before
+        assert report == audit(store) and store.snapshot() == before
         ranks = [KINDS.index(finding.kind) for finding in report.findings]
         assert ranks == sorted(ranks)
         assert report.counts["stale"] == 4 and report.counts["entries"] == len(store.list())
@@ -116,41 +115,20 @@ def test_categories_that_no_query_retrieves(store) -> None:
     assert counts["episodic"] == {"entries": 1, "asked": 2, "found": 1} == {**counts["semantic"], "entries": 1}
 
 
-def test_orphans_and_coverage_of_a_source(store) -> None:
-    turns = [("I live in Lisbon.", "1"), ("Nice weather.", "2"), ("I have a cat called Mia.", "3"), ("Bye.", "4")]
-    spoken = tuple(SpeakerTurn(speaker="user", text=text, id=id) for text, id in turns)
-    chunks = (Chunk(turns=spoken), Chunk(text="A walk in the park.", index=1))
-    store.insert("semantic", "Ana's home town is a big city.", source="chats/a.jsonl", chunk=0, turn="1")
-    store.insert("semantic", "The cat is called Mia.", source="a.jsonl", chunk=0)
-    report = audit(store, source=("a.jsonl", chunks))
-    assert report.findings == [] and report.coverage is not None
-    assert [span.text for span in report.coverage.uncovered] == ["Nice weather.", "Bye.", "A walk in the park."]
-    numbers = (report.coverage.spans, report.coverage.by_origin, report.coverage.by_content)
-    assert (*numbers, report.coverage.chunks, report.coverage.chunks_by_origin) == (5, 1, 1, 2, 1)
+def test_orphans(store) -> None:
+    store.insert("semantic", "Ana's home town is a big city.", source="a.jsonl", chunk=0, turn="1")
+    assert findings_of(store) == []
     store.insert("semantic", "From nowhere.")
     store.insert("semantic", "From some chunk.", chunk=0)
-    store.insert("semantic", "From a turn that is not there.", source="a.jsonl", chunk=1, turn="1")
-    store.insert("semantic", "From a chunk that is not there.", source="a.jsonl", chunk=2)
-    assert findings_of(store, source=("a.jsonl", chunks)) == [
+    assert findings_of(store) == [
         ("orphan", "no origin", ["From nowhere."]),
         ("orphan", "no source", ["From some chunk."]),
-        ("orphan", "dangling", ["From a turn that is not there.", "From a chunk that is not there."]),
     ]
 
 
-def test_coverage_of_raw_turns_kept_in_the_store(store) -> None:
-    for number, text in enumerate(("I have a cat called Mia.", "Nice weather.")):
-        store.insert("episodic", text, source="s", chunk=number, turn=f"{number}")
-    assert audit(store).coverage is None  # no facts
-    store.insert("semantic", "The cat is called Mia.", source="s", chunk=0)
-    coverage = audit(store).coverage
-    assert (coverage.spans, coverage.by_origin, coverage.by_content, coverage.chunks_by_origin) == (2, 0, 1, 1)
-    assert [span.text for span in coverage.uncovered] == ["Nice weather."]
-
-
 def test_an_empty_memory_and_wrong_options(store) -> None:
-    report = audit(store, source=("s", (Chunk(text="x"),)), queries=["x"])
-    assert report.findings == [] and report.counts["entries"] == 0 and report.coverage.spans == 1
+    report = audit(store, queries=["x"])
+    assert report.findings == [] and report.counts["entries"] == 0
     for options in ({"near": 0.0}, {"near": 1.5}, {"k": 0}):
         with pytest.raises(StoreError):
             audit(store, **options)
