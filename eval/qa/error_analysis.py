@@ -29,7 +29,7 @@ from memalpha.qa.error_analysis import (
     PARTLY_RETRIEVED,
     SHOULD_HAVE_ABSTAINED,
     WRITTEN_WRONG,
-    classify,
+    classified,
 )
 from memalpha.qa.passages import Passage, Retrieval
 from memalpha.qa.report import Record
@@ -150,7 +150,7 @@ def run(world: WorldConfig, count: int, seed: int = 0) -> dict[str, dict[str, di
     return {
         rule: measure(
             [
-                (case.truth, str(classify(*by_rule(case, rule), wrong_record(case.retrieval.question))))
+                (case.truth, str(classified(*by_rule(case, rule), wrong_record(case.retrieval.question)).error_class))
                 for case in all_cases
             ]
         )

@@ -131,17 +131,6 @@ def trace(task: Task, retrieval: Retrieval) -> Trace:
     return Trace(support.rule, written, live, retrieved, any(pieces) and not retrieved, is_wrong)
 
 
-def classify(task: Task, retrieval: Retrieval, record: Record) -> str | None:
-    """Return the error class of a wrong answer, or None for a right one.
-
-    Args:
-        task: Task of the question.
-        retrieval: Passages that the system retrieved, and the entries it held.
-        record: Record of the answer.
-    """
-    return _class_of(record, retrieval.question, trace(task, retrieval))
-
-
 def is_gold_faulty(question: Question) -> bool:
     """Return True if an audit marked the gold answer (`meta["fault"]`), not only the evidence."""
     fault = question.meta.get("fault")
@@ -232,7 +221,7 @@ def classified(task: Task, retrieval: Retrieval, record: Record, style: Style = 
         rule=support.rule,
         error_class=_class_of(record, retrieval.question, support),
     )
-    return replace(record, feedback=feedback(task, retrieval, record, style=style))
+    return replace(record, feedback=feedback(task, retrieval, record, style))
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +281,7 @@ class Waterfall:
 def waterfall(records: Iterable[Record]) -> list[Waterfall]:
     """Compute a waterfall for each ability, and one for "all" at the end.
 
-    Every wrong record needs its class (`classify`); the list is empty if one has none.
+    Every wrong record needs its class (`classified`); the list is empty if one has none.
     """
     groups: dict[str, list[Record]] = {}
     for record in records:
@@ -320,46 +309,46 @@ def ceiling_accuracy(records: Iterable[Record]) -> tuple[float | None, int, floa
 # -------------------------------------------------------------------------------------------------------- in words
 
 
-def feedback(
-    task: Task, retrieval: Retrieval, record: Record, *, passages: int = 3, length: int = 300, style: Style = "full"
-) -> str:
+QUOTES, QUOTE_LENGTH = 3, 300
+"""Number of passages and of turns that feedback quotes, and the characters of a quote, at most."""
+
+
+def feedback(task: Task, retrieval: Retrieval, record: Record, style: Style) -> str:
     """Describe a wrong answer in words for a later attempt; "" for a right one.
 
     Args:
         task: Task of the question.
         retrieval: See `classified`.
-        record: Record of the answer.
-        passages: Number of passages and of turns that are quoted.
-        length: Characters of a quote, at most.
+        record: Record of the answer, with its error class.
         style: "full" names question, answer, accepted answer, retrieved passages, evidence turns and error class.
             "compact", for the shipped policies, leaves out the passages and the class.
     """
-    error_class = record.error_class or classify(task, retrieval, record)
-    if error_class is None:
+    if record.error_class is None:
         return ""
     question, support = retrieval.question, AnswerSupport(task, retrieval)
     if style == "compact":
         expected = " or ".join(question.answers) or "unknown"
         lines = [f"ask: {question.question}", f"answer: {record.answer}", f"right: {expected}"]
         if support.texts:
-            lines.append(f"said: {_join_texts(list(support.texts.values())[:passages], length)}")
+            lines.append(f"said: {_join_texts(list(support.texts.values())[:QUOTES])}")
         return "\n".join(" ".join(line.split()) for line in lines)
     expected = " or ".join(question.answers) or "that it is not known"
     lines = [f"Question: {question.question}", f"Answered: {record.answer or '(nothing)'}", f"Right: {expected}"]
-    lines.append(f"Retrieved: {_join_texts([passage.text for passage in retrieval.passages[:passages]], length)}")
+    lines.append(f"Retrieved: {_join_texts([passage.text for passage in retrieval.passages[:QUOTES]])}")
     if support.texts:
-        lines.append(f"Said: {_join_texts(list(support.texts.values())[:passages], length)}")
+        lines.append(f"Said: {_join_texts(list(support.texts.values())[:QUOTES])}")
     if support.facts:
-        lines.append(f"To be noted: {_join_texts(list(dict.fromkeys(fact for fact, _ in support.facts)), length)}")
-    lines.append(f"Lost: {ERROR_CLASSES[error_class]}.")
+        lines.append(f"To be noted: {_join_texts(list(dict.fromkeys(fact for fact, _ in support.facts)))}")
+    lines.append(f"Lost: {ERROR_CLASSES[record.error_class]}.")
     if record.stale or record.conflict:
         lines.append("An outdated statement about this is still in the memory.")
     return "\n".join(lines)
 
 
-def _join_texts(texts: Sequence[str], length: int) -> str:
+def _join_texts(texts: Sequence[str]) -> str:
     flat = [" ".join(text.split()) for text in texts]
-    return " | ".join(text if len(text) <= length else f"{text[: length - 1]}…" for text in flat) or "(nothing)"
+    cut = [text if len(text) <= QUOTE_LENGTH else f"{text[: QUOTE_LENGTH - 1]}…" for text in flat]
+    return " | ".join(cut) or "(nothing)"
 
 
 # ------------------------------------------------------------------------------------------------- support of an answer

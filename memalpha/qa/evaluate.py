@@ -33,7 +33,7 @@ from memalpha.agent.reader import (
     require_reader,
     states_several_values,
 )
-from memalpha.arguments import check_flag, check_function, check_items, check_seed, check_type
+from memalpha.arguments import check_flag, check_function, check_items, check_type
 from memalpha.config import EVAL_K, AgentConfig, RewardConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import fit_tasks
@@ -59,7 +59,7 @@ from memalpha.qa.scoring.metrics import (
     score_question,
 )
 from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, longmemeval, session_scores
-from memalpha.qa.scoring.stats import ScoredAnswer, estimate, macro
+from memalpha.qa.scoring.stats import ScoredAnswer, estimate, macro, mean
 from memalpha.qa.systems import EvaluatedSystem, Oracle, Retrievals, SystemSettings, UsesPolicy, Writer, as_system
 from memalpha.store.embedding import Embedder, check_embedder, load_embedder
 from memalpha.store.memory import WorkingMemory
@@ -237,7 +237,6 @@ def evaluate(
     reward: RewardConfig | None = None,
     count_tokens: Callable[[str], int] = estimate_tokens,
     embedder: Embedder | None = None,
-    seed: int = 0,
     name: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     check_reader: bool = True,
@@ -254,7 +253,6 @@ def evaluate(
         reward: Reward preset and metric.
         count_tokens: Counts tokens of memory and conversation; use the same for all compared systems.
         embedder: Embedder of the memories. Default: the agent's store's, else the configuration's.
-        seed: Seed of the rollouts.
         name: Name of the report. Default: the policy's.
         progress: Called with (chunks read, all chunks).
         check_reader: Stop if the first answers of the reader's language model are all empty, or most are cut off.
@@ -273,7 +271,6 @@ def evaluate(
     check_type("name", name, (str, NoneType), error=ConfigError)
     check_flag("check_reader", check_reader, error=ConfigError)
     check_function("count_tokens", count_tokens, error=ConfigError)
-    check_seed(seed, error=ConfigError)
     if progress is not None:
         check_function("progress", progress, error=ConfigError)
     if embedder is not None:
@@ -293,7 +290,7 @@ def evaluate(
     rewards = MemoryReward(reward or RewardConfig(), count_tokens)
     scorer = MemoryScorer(with_check(reader, check_reader), rewards, embedder)
     writer = Writer(name or policy.name, policy, schema)
-    return Evaluator(writer.engine(config, embedder), scorer).evaluate(writer.name, tasks, seed, progress)
+    return Evaluator(writer.engine(config, embedder), scorer).evaluate(writer.name, tasks, progress=progress)
 
 
 # ---------------------------------------------------------------------------------------------------- many systems
@@ -431,7 +428,7 @@ def evidence_accuracy(
     settings = SystemSettings(budget=EVIDENCE_BUDGET, k=1, embedder=embedder)
     scorer = _SystemScorer(_set_metrics(asked, None, metric, judged=False), reader, settings, None)
     correct = list(scorer.ceiling.values())
-    return _mean([float(is_right) for is_right in correct]), len(correct)
+    return mean([float(is_right) for is_right in correct]), len(correct)
 
 
 class _SystemScorer:
@@ -480,10 +477,10 @@ class _SystemScorer:
         for ability, figures in summary["by_ability"].items():
             ability_records = [record for record in records if record.ability == ability]
             figures["interval"] = _interval(ability_records)
-            figures["score"] = _mean([record.score for record in ability_records])
+            figures["score"] = mean([record.score for record in ability_records])
         if not trajectories:
-            summary["memory_tokens"] = _mean(retrievals.sizes)
-            summary["conversation_tokens"] = _mean([conversation_tokens(task, estimate_tokens) for task in self.tasks])
+            summary["memory_tokens"] = mean(retrievals.sizes)
+            summary["conversation_tokens"] = mean([conversation_tokens(task, estimate_tokens) for task in self.tasks])
         if self.judge is not None:
             summary["unjudged"] = len(unjudged)
         return Report(name, summary, tuple(records), retrievals.groups, tuple(unjudged))
@@ -544,12 +541,12 @@ def _system_metrics(records: Sequence[Record]) -> dict[str, Any]:
         "ceiling": ceiling,
         "ceiling_n": ceiling_n or None,
         "ceiling_answered": ceiling_answered,
-        "abstained": _mean([float(record.abstained) for record in records]),
-        "tokens": _mean([float(record.tokens) for record in records]),
-        "evidence_recall": _mean([record.evidence_recall or 0.0 for record in with_recall]),
+        "abstained": mean([float(record.abstained) for record in records]),
+        "tokens": mean([float(record.tokens) for record in records]),
+        "evidence_recall": mean([record.evidence_recall or 0.0 for record in with_recall]),
     }
     for k in KS:
-        figures[f"evidence_recall@{k}"] = _mean([record.scores[f"evidence_recall@{k}"] for record in with_recall])
+        figures[f"evidence_recall@{k}"] = mean([record.scores[f"evidence_recall@{k}"] for record in with_recall])
     if {record.ability for record in records} <= set(LONGMEMEVAL_TYPES):
         table = longmemeval((record.question_id, record.ability, record.correct) for record in records)
         scores_by_record = [record.scores for record in records if record.evidence_recall is not None and record.gold]
@@ -557,7 +554,7 @@ def _system_metrics(records: Sequence[Record]) -> dict[str, Any]:
             name for scores in scores_by_record for name in scores if name.startswith(("recall_", "ndcg_"))
         )
         means = {name: [scores[name] for scores in scores_by_record if name in scores] for name in names}
-        figures["longmemeval"] = {**table, "retrieval": {name: _mean(values) for name, values in means.items()}}
+        figures["longmemeval"] = {**table, "retrieval": {name: mean(values) for name, values in means.items()}}
     figures["accuracy_interval"] = _interval(records)
     figures["macro"] = macro(_scored_answers(records))
     figures["waterfall"] = [fall.as_json() for fall in waterfall(records)]
@@ -573,10 +570,6 @@ def _scored_answers(records: Sequence[Record]) -> list[ScoredAnswer]:
 def _interval(records: Sequence[Record]) -> tuple[float, float] | None:
     """Return the interval of the accuracy over conversations; None below `MIN_CLUSTERS` conversations."""
     return estimate(_scored_answers(records)).interval
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 EVIDENCE_BUDGET = 4096

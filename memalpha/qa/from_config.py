@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -191,7 +191,7 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
     return settings.model_copy(update={"systems": systems})
 
 
-def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None] | None = None) -> list[Report]:
+def run_evaluation(config: EvalConfig) -> list[Report]:
     """Evaluate `config.systems` on its benchmark; save each report under `config.out` as it is done.
 
     If an evaluation of the same configuration and tasks was interrupted there, the systems that it finished are not
@@ -199,7 +199,6 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
 
     Args:
         config: Benchmark, systems, reader, metric, budget.
-        progress: Called with (system, chunks read, all chunks). Default: bars on stderr, or lines without a terminal.
 
     Raises:
         ConfigError: The benchmark is unknown or lacks its file, or `out` holds other systems on other tasks.
@@ -240,9 +239,8 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
         def in_order() -> list[Report]:
             return [reports[name] for name in config.systems if name in reports]
 
-        progress_display = show_progress("chunks") if progress is None else nullcontext(progress)
         try:
-            with progress_display as report_progress:
+            with show_progress("chunks") as progress:
                 if systems:
                     run_systems(
                         systems,
@@ -255,7 +253,7 @@ def run_evaluation(config: EvalConfig, progress: Callable[[str, int, int], None]
                         embedder=config.agent.embedder,
                         agent=config.agent,
                         judge=None if config.judge is None else load_judge(config.judge.kept_in(config.out)),
-                        progress=report_progress,
+                        progress=progress,
                         on_report=save_report,
                         check_reader=config.sampling.stop_unreadable,
                     )

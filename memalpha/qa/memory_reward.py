@@ -38,7 +38,7 @@ from typing import TYPE_CHECKING, Any
 from memalpha.agent.tools import CHANGING_CODES
 from memalpha.arguments import check_count, is_finite_number
 from memalpha.config import RewardConfig
-from memalpha.config.common import import_object
+from memalpha.config.common import MemoryFunction, import_object
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.load import load_reward_model
 from memalpha.qa.memory_pairs import conversation_messages, state_text
@@ -91,9 +91,14 @@ class MemoryReward:
         self.judge = load_judge(config.judge) if config.judge is not None else None
         model = config.model
         self.model = load_reward_model(model.path, device=model.device) if model is not None else None
-        self.functions = [
-            (part, _import_function(part.function, f"reward.functions.{part.name}")) for part in config.functions
-        ]
+        self.functions: list[tuple[MemoryFunction, Callable[..., Any]]] = []
+        for part in config.functions:
+            function = import_object(part.function, f"reward.functions.{part.name}")
+            if inspect.isclass(function) or not callable(function):
+                raise ConfigError(
+                    f"reward.functions.{part.name}: {part.function!r} is no function (trajectory, records) -> float"
+                )
+            self.functions.append((part, function))
 
     def score_by_model(self, groups: Sequence[TrajectoryGroup]) -> dict[int, float]:
         """Score the final memories by the reward model in one batch; {} without a reward model.
@@ -209,13 +214,6 @@ class MemoryReward:
             return 0.0
         r3 = 1.0 - memory_tokens(state, self.count_tokens) / read_tokens
         return r3 if self.config.preset == "published" else max(0.0, r3)
-
-
-def _import_function(path: str, key: str) -> Callable[..., Any]:
-    function = import_object(path, key)
-    if inspect.isclass(function) or not callable(function):
-        raise ConfigError(f"{key}: {path!r} is no function (trajectory, records) -> float")
-    return function
 
 
 def _call_share(turn: Turn, published: bool) -> float:

@@ -203,19 +203,14 @@ class CheckedReader:
         first = [index for index, item in enumerate(readings) if item.hits][:FIRST_ANSWERS]
         answers = dict(zip(first, self.reader.answer([found[index] for index in first]), strict=True))
         self._counts = self._counts.plus(AnswerCounts.of(answers.values()))
-        self._check()
-        rest = [index for index in range(len(items)) if index not in answers]
-        answers |= zip(rest, self.reader.answer([found[index] for index in rest]), strict=True)
-        return [answers[index] for index in range(len(items))]
-
-    def _check(self) -> None:
-        if self._counts.answers < MIN_ANSWERS:
-            return
-        if fault := find_reader_fault(self._counts, self.reader):
+        if self._counts.answers >= MIN_ANSWERS and (fault := find_reader_fault(self._counts, self.reader)):
             raise EvaluationError(
                 f"stopped after the first {self._counts.answers} answers: {fault.reason}. What to change: "
                 f"{fault.remedy}. If it is meant so, set sampling.stop_unreadable=false (in Python: check_reader=False)"
             )
+        rest = [index for index in range(len(items)) if index not in answers]
+        answers |= zip(rest, self.reader.answer([found[index] for index in rest]), strict=True)
+        return [answers[index] for index in range(len(items))]
 
 
 def check_reader_answers(reader: Reader, records: Iterable[Record], *, stop_unreadable: bool = True) -> None:

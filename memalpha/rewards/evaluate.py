@@ -21,6 +21,7 @@ from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.base import Policy
 from memalpha.qa.evaluate import Evaluator, RolloutScorer, ScoredGroups
 from memalpha.qa.report import Record, Report, accuracy_by_ability, accuracy_of
+from memalpha.qa.scoring.stats import mean
 from memalpha.rewards.base import check_columns, close_loop
 from memalpha.rewards.environments import TextGeneration, columns_of
 from memalpha.types import Reward, TextTask, Trajectory, TrajectoryGroup
@@ -219,16 +220,12 @@ def text_summary(records: Sequence[Record], trajectories: Sequence[Trajectory[Te
     sampled = sum(len(turn.completion.completion_ids) for turn in turns)
     return {
         **accuracy_of(records),
-        "score": _mean([record.score for record in records]),
-        "reward": _mean([trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]),
+        "score": mean([record.score for record in records]),
+        "reward": mean([trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]),
         "unscored": unscored,
-        "rewards": {name: _mean([r.scores[name] for r in records if name in r.scores]) for name in names},
+        "rewards": {name: mean([r.scores[name] for r in records if name in r.scores]) for name in names},
         "reply_tokens": sampled / len(trajectories) if sampled else None,
         "turns": len(turns) / len(trajectories),
         "truncated": sum(turn.completion.stop_reason == "length" for turn in turns) / len(turns),
         "by_ability": accuracy_by_ability(records),
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -12,9 +12,8 @@ from memalpha.config import WorldConfig
 from memalpha.qa.error_analysis import (
     ERROR_CLASSES,
     Trace,
-    classify,
+    classified,
     evidence_recall,
-    feedback,
     split_sentences,
     trace,
     waterfall,
@@ -63,7 +62,7 @@ def wrong(question=CITY, **changes):
 
 
 def error_of(example, task=TASK, **changes):
-    return classify(task, example, wrong(example.question, **changes))
+    return classified(task, example, wrong(example.question, **changes)).error_class
 
 
 @pytest.mark.parametrize(
@@ -360,7 +359,7 @@ def test_feedback_says_what_was_lost():
     example = retrieval(
         CITY, entries("city: Oslo", "pet:\n cat"), entries("city: Oslo"), entries("city: Oslo", "city: Rome")
     )
-    assert feedback(TASK, example, wrong(answer="Oslo", stale=True)).splitlines() == [
+    assert classified(TASK, example, wrong(answer="Oslo", stale=True)).feedback.splitlines() == [
         "Question: Where do I live?",
         "Answered: Oslo",
         "Right: Rome",
@@ -370,26 +369,22 @@ def test_feedback_says_what_was_lost():
         "Lost: what was asked for was written, then overwritten or deleted.",
         "An outdated statement about this is still in the memory.",
     ]
-    assert feedback(TASK, example, wrong(answer="Oslo"), style="compact").splitlines() == [
+    assert classified(TASK, example, wrong(answer="Oslo"), style="compact").feedback.splitlines() == [
         "ask: Where do I live?",
         "answer: Oslo",
         "right: Rome",
         "said: I moved to Rome on Monday.",
     ]
-    assert (
-        feedback(TASK, example, wrong(correct=True))
-        == feedback(TASK, example, wrong(correct=True), style="compact")
-        == ""
-    )
+    assert classified(TASK, example, wrong(correct=True)).feedback == ""
     nobody = retrieval(Question(id="no", question="Where does Ana live?"))
-    assert feedback(TASK, nobody, wrong(answer="")).splitlines()[1:4] == [
+    assert classified(TASK, nobody, wrong(answer="")).feedback.splitlines()[1:4] == [
         "Answered: (nothing)",
         "Right: that it is not known",
         "Retrieved: (nothing)",
     ]
     long = retrieval(CITY, entries("word " * 100, "b", "c", "d"))
-    retrieved = feedback(TASK, long, wrong(), passages=2, length=20).splitlines()[3]
-    assert retrieved == "Retrieved: word word word word… | b"
+    retrieved = classified(TASK, long, wrong()).feedback.splitlines()[3]
+    assert retrieved == f"Retrieved: {'word ' * 59}word… | b | c"
 
 
 @pytest.mark.parametrize("rule", ["facts", "turns", "chunks", "answers"])
@@ -427,7 +422,8 @@ def test_the_cost_is_linear_in_the_length_of_a_conversation(rule):
         sys.setprofile(count)
         try:
             classes = [
-                classify(task, retrieval(question, current=held, past=held), wrong(question)) for question in questions
+                classified(task, retrieval(question, current=held, past=held), wrong(question)).error_class
+                for question in questions
             ]
         finally:
             sys.setprofile(None)

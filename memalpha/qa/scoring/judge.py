@@ -34,14 +34,18 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, replace
+from dataclasses import fields as fields_of
 from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from memalpha.agent.parsing import after_thinking
+from memalpha.agent.tools import format_validation_error
 from memalpha.arguments import brief_repr, is_finite_number
 from memalpha.config import JudgeConfig, RewardConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
@@ -142,14 +146,11 @@ class JudgePrompt:
     verdicts: Mapping[str, float]
 
 
-def item_of(question: Question, prediction: str, benchmark: Benchmark | None = None) -> Item:
+def item_of(question: Question, prediction: str) -> Item:
     """Build the item to judge from a task's question and its answer.
 
-    Args:
-        question: Question with its metadata.
-        prediction: Answer to judge.
-        benchmark: Rules of judging. Default: the question's `meta["benchmark"]`; else beam for a rubric, longmemeval
-            for its question types (MemoryAgentBench uses them too), generic otherwise.
+    The rules of judging are those of the question's `meta["benchmark"]`; else beam's for a rubric, longmemeval's for
+    its question types (MemoryAgentBench uses them too), and generic ones otherwise.
 
     Raises:
         DataError: The benchmark is unknown.
@@ -160,7 +161,7 @@ def item_of(question: Question, prediction: str, benchmark: Benchmark | None = N
         implied = "beam"
     elif question.category in LONGMEMEVAL_TYPES:
         implied = "longmemeval"
-    name = benchmark or meta.get("benchmark", implied)
+    name = meta.get("benchmark", implied)
     if name not in BENCHMARKS:
         raise DataError(f"question {question.id!r}: no judge knows benchmark {name!r}; use {', '.join(BENCHMARKS)}")
     return Item(
@@ -536,10 +537,24 @@ class LabelledItem:
     id: str
 
 
-_LIST_FIELDS = ("gold", "rubric", "keypoints")
-_ITEM_FIELDS = tuple(name for name in Item.__slots__ if name not in _LIST_FIELDS)
-_WRITE_FIELDS = tuple(Write.__slots__)
-_ALLOWED_VALUES = {"benchmark": BENCHMARKS, "kind": get_args(WriteKind)}
+class _LabelledLine(BaseModel):
+    """Line of a file of labels, beside the fields of its item."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    label: float = Field(ge=0, le=1)
+    id: str | None = None
+
+
+def _line_model(kind: type[Item | Write], **optional: Any) -> type[_LabelledLine]:
+    """Return the model of a line; `optional` are defaults that the item itself does not have."""
+    defaults = {item.name: ... if item.default is MISSING else item.default for item in fields_of(kind)} | optional
+    hints = get_type_hints(kind)
+    fields: dict[str, Any] = {name: (hints[name], default) for name, default in defaults.items()}
+    return create_model(kind.__name__, __base__=_LabelledLine, **fields)
+
+
+_LINE_MODELS = {Item: _line_model(Item, gold=()), Write: _line_model(Write)}
 
 
 def load_labels(path: str | Path | None = None) -> list[LabelledItem]:
@@ -567,33 +582,19 @@ def load_labels(path: str | Path | None = None) -> list[LabelledItem]:
     return labelled
 
 
-def _parse_label(line: str, where: str) -> LabelledItem:
+def _parse_label(text: str, where: str) -> LabelledItem:
     try:
-        row = json.loads(line)
+        row = json.loads(text)
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: a JSON object is needed")
+        kind = Write if "chunk" in row else Item
+        line = _LINE_MODELS[kind].model_validate_json(text)
+    except ValidationError as error:
+        raise DataError(f"{where}: {format_validation_error(error)}") from error
     except ValueError as error:
         raise DataError(f"{where}: not JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: a JSON object is needed")
-    is_write = "chunk" in row
-    texts, lists = (_WRITE_FIELDS, ()) if is_write else (_ITEM_FIELDS, _LIST_FIELDS)
-    for name, value in row.items():
-        if name in lists and not (isinstance(value, list) and all(isinstance(part, str) for part in value)):
-            raise DataError(f"{where}: field {name!r}: a list of texts is needed")
-        if name in texts and not isinstance(value, str):
-            raise DataError(f"{where}: field {name!r}: a text is needed")
-        if name not in (*texts, *lists, "label", "id"):
-            raise DataError(f"{where}: field {name!r} is not known; there are {', '.join((*texts, *lists))}, label, id")
-        if name in _ALLOWED_VALUES and value not in _ALLOWED_VALUES[name]:
-            raise DataError(f"{where}: field {name!r}: {value!r} is none of {', '.join(_ALLOWED_VALUES[name])}")
-    if missing := [name for name in (("kind",) if is_write else ("question", "prediction")) if name not in row]:
-        raise DataError(f"{where}: field {missing[0]!r} is missing")
-    label, id = row.pop("label", None), str(row.pop("id", where))
-    if isinstance(label, bool) or not isinstance(label, int | float) or not 0 <= label <= 1:
-        raise DataError(f"{where}: field 'label': a number from 0 to 1 is needed, the score that is right")
-    if is_write:
-        return LabelledItem(Write(**row), float(label), id)
-    fields = {**row, **{name: tuple(row.get(name, ())) for name in lists}}
-    return LabelledItem(Item(**fields), float(label), id)
+    fields = line.model_dump(exclude={"label", "id"})
+    return LabelledItem(kind(**fields), line.label, line.id or where)
 
 
 def agreement(labels: Sequence[float], scores: Sequence[float | None]) -> dict[str, Any]:
@@ -732,7 +733,7 @@ def judge_step(
 
 
 def judge_records(
-    records: Sequence[Record], tasks: Sequence[Task], judge: Judge, benchmark: Benchmark | None = None
+    records: Sequence[Record], tasks: Sequence[Task], judge: Judge
 ) -> tuple[list[Record], list[UnjudgedAnswer]]:
     """Add the judge's score as `scores["judge"]` to records, in one batch.
 
@@ -743,7 +744,6 @@ def judge_records(
         records: Records to judge.
         tasks: Tasks of the records.
         judge: Judge with its endpoints.
-        benchmark: Rules of judging. Default: the question's own.
 
     Returns:
         Judged records, and the answers without a readable verdict.
@@ -755,7 +755,7 @@ def judge_records(
     record_questions = [questions[record.task, record.question_id] for record in records]
     judgements = judge.judge(
         [
-            item_of(q, "" if record.conflict else record.answer, benchmark)
+            item_of(q, "" if record.conflict else record.answer)
             for record, q in zip(records, record_questions, strict=True)
         ]
     )

@@ -10,7 +10,7 @@ pass the verdicts of judges.
 | LongMemEval      | xiaowu0162/LongMemEval `src`                    | `longmemeval`, `retrieval_scores`               |
 | MemoryAgentBench | HUST-AI-HYZ/MemoryAgentBench `utils`            | `substring_match` to `keypoint_f1`              |
 | PersonaMem       | bowen-upenn/PersonaMem `inference_standalone`   | `choice_score`                                  |
-| BEAM             | mohammadtavakoli78/BEAM `evaluation`            | `rubric_mean`, `event_order`                    |
+| BEAM             | mohammadtavakoli78/BEAM `evaluation`            | `event_order`                                   |
 | Mem-alpha        | wangyu-ustc/Mem-alpha `evaluate_agent_results`  | `keyword_share`, `parts_share`, `numeric_label` |
 | SQuAD, FriendsQA | SQuAD's `evaluate`                              | `squad_f1`, `strict_match`                      |
 | QMSum and others | rouge-score, a library (`memalpha[eval]`)       | `rouge`                                         |
@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from memalpha.errors import DataError, install_command
+from memalpha.qa.scoring.stats import mean
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -279,21 +280,6 @@ def _any_letters(text: str) -> set[str]:
 # --------------------------------------------------------------------------------------------------------------- BEAM
 
 
-def rubric_mean(scores: Sequence[float], *, official: bool = False) -> float:
-    """Return the mean of a judge's scores (0, 0.5, 1), one per rubric item.
-
-    Args:
-        scores: Scores of the rubric items.
-        official: True truncates each to an integer, as BEAM's script does for all types but event ordering.
-
-    Raises:
-        DataError: There are no scores.
-    """
-    if not scores:
-        raise DataError("rubric: no item was judged")
-    return sum(int(score) if official else score for score in scores) / len(scores)
-
-
 def event_order(reference: Sequence[str], predicted: Sequence[str]) -> dict[str, float]:
     """Score BEAM's event ordering after the events of the answer are aligned with the reference.
 
@@ -399,12 +385,12 @@ def longmemeval(judged: Iterable[tuple[str, str, bool]]) -> dict[str, Any]:
         by_type.setdefault(kind, []).append(right)
         if "_abs" in id:
             abstention.append(right)
-    means = {kind: _mean(values) for kind, values in by_type.items()}
+    means = {kind: mean(values) for kind, values in by_type.items()}
     return {
         "by_type": {kind: {"accuracy": means[kind], "n": len(values)} for kind, values in by_type.items()},
-        "task_averaged": _mean([value for value in means.values() if value is not None]),
-        "overall": _mean([right for values in by_type.values() for right in values]),
-        "abstention": _mean(abstention),
+        "task_averaged": mean([value for value in means.values() if value is not None]),
+        "overall": mean([right for values in by_type.values() for right in values]),
+        "abstention": mean(abstention),
     }
 
 
@@ -466,7 +452,3 @@ def session_scores(turns: Iterable[str], correct: Collection[str], ks: Sequence[
     return {
         f"{name}@{k}": score for k in ks for name, score in retrieval_scores(ranking, correct, k, corpus=corpus).items()
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

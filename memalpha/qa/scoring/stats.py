@@ -78,6 +78,11 @@ class Paired:
     mcnemar: float | None = None
 
 
+def mean(values: Sequence[float]) -> float | None:
+    """Return the mean of some values; None without any."""
+    return sum(values) / len(values) if values else None
+
+
 def micro(rows: Iterable[ScoredAnswer]) -> float:
     """Return the mean over all answers.
 

@@ -145,8 +145,8 @@ def test_a_question_shows_what_benchmark_it_is_of():
     assert of(meta={"rubric": ["x"]}) == "beam"
     assert of(category="knowledge-update", meta={"benchmark": "halumem"}) == "halumem"
     question = Question(id="q", question="?", meta={"refused": "why", "date": "2023-05-01", "rubric": ["x"]})
-    result = item_of(question, "p", "generic")
-    assert (result.benchmark, result.refused, result.date, result.rubric) == ("generic", "why", "2023-05-01", ("x",))
+    result = item_of(question, "p")
+    assert (result.benchmark, result.refused, result.date, result.rubric) == ("beam", "why", "2023-05-01", ("x",))
     with pytest.raises(DataError, match="no judge knows benchmark 'other'"):
         of(meta={"benchmark": "other"})
 
