@@ -28,7 +28,7 @@ COMMANDS = (
     "train smollm2-sft policy=smol source=rows.jsonl {data} schedule_steps=24 eval_steps=8 out=runs/sft",
     "train smollm2 init_from=runs/sft reward.credit=calls {data} schedule_steps=12 eval_steps=4 out=runs/grpo",
     "report runs/grpo",
-    "eval runs/grpo data=held-out.jsonl systems=[trained,append-only] out=runs/beside",
+    "eval runs/grpo data=held-out.jsonl systems=trained,append-only out=runs/beside",
 )
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with StandIn(reply) as server:
         teacher = f"{server.url}#stand-in"
-        data = f"data=train.jsonl eval_data=held-out.jsonl reader.kind=policy reader.policy={teacher}"
+        data = f"data=train.jsonl eval_data=held-out.jsonl reader.kind=policy reader.policy={teacher} reward.metric=contains"
         for command in COMMANDS:
             line = command.format(notes=NOTES, teacher=teacher, data=data)
             print(f"$ memalpha {line}", flush=True)

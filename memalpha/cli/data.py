@@ -472,11 +472,12 @@ def _format_check(result: DataCheck) -> list[str]:
     lines.append(f"holds      {held}; the longest chunk {counted(longest, 'token')}")
     lines += _format_left_out(result.left_out)
     evidence = result.evidence
-    lines.append(
-        f"evidence   named by {evidence['named']:,} of {evidence['answered']:,} answerable questions; it holds the "
-        f"answer in {evidence['holds']:,}"
-        + (f"; {evidence['unknown']} ids of turns that are not there" if evidence["unknown"] else "")
-    )
+    if evidence["answered"]:
+        lines.append(
+            f"evidence   named by {evidence['named']:,} of {evidence['answered']:,} answerable questions; it holds the "
+            f"answer in {evidence['holds']:,}"
+            + (f"; {evidence['unknown']} ids of turns that are not there" if evidence["unknown"] else "")
+        )
     if result.elsewhere:
         some = ", ".join(f"{task} {question}" for task, question in result.elsewhere[:_MAX_ELSEWHERE])
         more = ", …" if len(result.elsewhere) > _MAX_ELSEWHERE else ""

@@ -368,7 +368,8 @@ def format_plan(plan: Mapping[str, Any]) -> str:
     model, step, memory, time = (plan[name] for name in ("model", "step", "memory", "time"))
     lines = [
         f"plan of a run of policy {plan['policy']}, {plan['processes']} process(es); nothing is trained",
-        f"model: {model['parameters']:,} parameters, {model['trained']:,} trained",
+        f"model: {model['parameters']:,} parameters"
+        + ("" if model["trained"] == model["parameters"] else f", and {model['trained']:,} of adapters, which learn"),
         f"a step: {step['prompts']:,} prompts of {step['prompt_tokens']:,} tokens, replies of at most "
         f"{step['completion_tokens']:,} tokens, {step['answers']:,} answers, {step['rows']:,} trained rows",
         f"memory of each process, {memory['accuracy']}:",

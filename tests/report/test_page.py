@@ -232,12 +232,13 @@ def test_a_difference_within_its_interval_is_called_noise(run: Path) -> None:
 
 def test_the_model_and_its_worlds_are_named(run: Path) -> None:
     (run / "config.yaml").write_text(
-        "policy: <tiny>\nalgorithm: grpo\ndata: synthetic\nworld: {preset: demo}\neval_world: {preset: full}\n"
+        "policy: <tiny>\nalgorithm: grpo\ndata: synthetic\nworld: {preset: demo}\n"
+        "evaluation: {world: {preset: full}}\n"
     )
     text = page_of(run).text
     assert "<tiny> (774,400 parameters), trained by GRPO on generated conversations of the demo world" in text
     assert "tested on its held-out split of the full world" in text
-    (run / "config.yaml").write_text("policy: tiny\ndata: mine.jsonl\neval_data: other.jsonl\n")
+    (run / "config.yaml").write_text("policy: tiny\ndata: mine.jsonl\nevaluation: {data: other.jsonl}\n")
     assert "on mine.jsonl and tested on other.jsonl" in page_of(run).text
     (run / "config.yaml").write_text("data: [1\n")
     assert "a model of 774,400 parameters." in page_of(run).text

@@ -73,7 +73,7 @@ class Display:
             task = bar.add_task("training", total=total, completed=done, note="first step ...") if bar else None
 
             def show_step(step: int, metrics: Mapping[str, Any], minutes_left: float) -> None:
-                note = f"{minutes_left:.1f} min left"
+                note = f"{minutes_left:.1f} min of steps left"
                 shown = {name: spec for name, spec in STEP_METRICS.items() if metrics.get(name) is not None}
                 figures = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:{spec}}" for name, spec in shown.items())
                 parts = (f"step {step}/{total}", figures, note, format_validation(metrics, start))

@@ -563,10 +563,10 @@ class Trainer:
             "start_validation": self.start_validation,
             "software": software_version(),
             "policy_parameters": self.start.policy.parameters,
+            "trained_parameters": sum(weight.numel() for weight in self.engine.trainable.values()),
             "minutes": self._minutes(),
             "learning_minutes": self.learning_minutes_before + self.learning_minutes,
             **({} if self.stopped_by is None else {"stopped_by": self.stopped_by}),
-            **({"start_validation": self.start_validation} if self.start_validation else {}),
             **results,
         }
         if self.world.is_main:

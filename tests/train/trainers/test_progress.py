@@ -21,7 +21,7 @@ LINE = {
     "validation_se": 0.1,
 }
 SHOWN = (
-    "reward 1.50  accuracy 0.25  calls 4.0  entropy 0.31  2.0 min left  "
+    "reward 1.50  accuracy 0.25  calls 4.0  entropy 0.31  2.0 min of steps left  "
     "(validation accuracy 0.500 ± 0.100, +0.300 since the start)"
 )
 
@@ -81,15 +81,15 @@ def _read(file: int) -> bytes:
         (
             {"reward": 1.0, "accuracy": None, "calls": 0.0, "entropy": 1.0},
             0.0,
-            "reward 1.00  calls 0.0  entropy 1.00  0.0 min left",
+            "reward 1.00  calls 0.0  entropy 1.00  0.0 min of steps left",
         ),
         (
             {"train_loss": 0.1234, "entropy": 0.5, "validation_loss": 0.25, "validation_content_loss": 0.5},
             1.0,
-            "train loss 0.123  entropy 0.50  1.0 min left  (validation loss 0.250, -0.500 since the start)  "
+            "train loss 0.123  entropy 0.50  1.0 min of steps left  (validation loss 0.250, -0.500 since the start)  "
             "(validation content loss 0.500)",
         ),
-        ({"validation_accuracy": 0.5, "validation_se": None}, 1.0, "1.0 min left  (validation accuracy 0.500)"),
+        ({"validation_accuracy": 0.5, "validation_se": None}, 1.0, "1.0 min of steps left  (validation accuracy 0.500)"),
     ],
     ids=["an accuracy that does not exist", "a supervised run", "a validation without error"],
 )
