@@ -130,6 +130,8 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str, overrides: 
                 lines.append(f"unknown key {key!r}" + (f" (did you mean {near!r}?)" if near else ""))
             elif item["type"] == "missing":
                 lines.append(f"{key}: is required: write it into the file, or {key}=VALUE on the command line")
+            elif item["input"] is None and item["type"].endswith("_type"):
+                lines.append(f"{key}: has no value")
             else:
                 message = item["msg"].removeprefix("Value error, ")
                 lines.append(f"{key}: {message}" if key else message)

@@ -66,6 +66,10 @@ def load_policy(
     Raises:
         PolicyError: if the policy cannot be loaded here.
     """
+    if name == "":
+        raise PolicyError(
+            "policy '': name a policy: add_all, smol, openai:MODEL, http://HOST/v1#MODEL, a hub id, a directory or a run"
+        )
     check_path("policy", name, error=PolicyError)
     check_type("endpoint", endpoint, (EndpointConfig, NoneType), error=PolicyError)
     check_type("loading", loading, (LoadingConfig, NoneType), error=PolicyError)

@@ -73,6 +73,7 @@ FORMAT = 1
 NAMES = tuple(field.name for field in FIELDS)
 ARGUMENTS = tuple(field.name for field in FIELDS if field.is_argument)
 TIMES = frozenset(field.name for field in FIELDS if field.kind in ("date", "time"))
+NUMBERS = frozenset(field.name for field in FIELDS if field.kind in ("number", "whole"))
 FILTERED = frozenset({"id", "category", "content"} | {field.name for field in FIELDS if field.is_filtered})
 BLANKS = tuple(field.name for field in FIELDS if field.is_cleared_by_blank)
 

@@ -37,6 +37,7 @@ MESSAGES = {
     "eval synthetic limit": "key=value",
     "eval tasks data=cut.jsonl": "cut.jsonl:2",
     "add new.db x --embedder ./no-such-model": "no-such-model",
+    "train demo policy=": "policy: has no value",
     "add new.db x --timestamp May": "timestamp 'May' is no ISO 8601",
     "read new.db good.txt --policy add_all --timestamp May": "timestamp 'May'",
     "read new.db good.txt --policy scripted:nope": "no scripted policy 'nope'",

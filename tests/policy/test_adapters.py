@@ -115,6 +115,8 @@ def test_what_is_wrong_with_an_adapter_is_named(whole, tmp_path):
     shutil.rmtree(folder)
     with pytest.raises(PolicyError, match="no policy at"):
         load_policy(folder)
+    with pytest.raises(PolicyError, match="policy '': name a policy: add_all"):
+        load_policy("")
 
 
 def run(monkeypatch, capsys, *words: object) -> tuple[object, str, str]:

@@ -14,13 +14,20 @@ values = st.recursive(
 )
 names = st.sampled_from(["p", "q", "p.x", "p.x.y", "category", "timestamp", "importance", "chunk", "source"])
 times = st.sampled_from([None, "2024-05-01", "2024-05-01T00:00Z", "2024-05-01T01:00+02:00", "2025-01-01"])
+bounds = {
+    "timestamp": times.filter(bool),
+    **dict.fromkeys(("importance", "chunk"), scalars.filter(lambda value: type(value) in (int, float))),
+    **dict.fromkeys(("category", "source"), scalars.filter(lambda value: isinstance(value, str))),
+}
+"""Of the entry's own fields, for which another type of bound is refused."""
 
 
 def conditions(name: str) -> st.SearchStrategy:
     operand = times if name == "timestamp" else values
     plain = operand.filter(lambda value: not isinstance(value, dict))
-    single = st.sampled_from(["$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$contains"])
-    comparison = st.tuples(single, operand) | st.tuples(st.just("$in"), st.lists(operand, max_size=3))
+    single = st.sampled_from(["$eq", "$ne", "$contains"])
+    order = st.sampled_from(["$gt", "$gte", "$lt", "$lte"])
+    comparison = st.tuples(single, operand) | st.tuples(order, bounds.get(name, operand)) | st.tuples(st.just("$in"), st.lists(operand, max_size=3))
     operators = st.lists(comparison, min_size=1, max_size=2).map(dict)
     return plain | operators | operators.map(lambda inner: {"$not": inner})
 
