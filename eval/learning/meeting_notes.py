@@ -40,7 +40,8 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with StandIn(reply) as server:
         teacher = f"{server.url}#stand-in"
-        data = f"data=train.jsonl eval_data=held-out.jsonl reader.kind=policy reader.policy={teacher} reward.metric=contains"
+        reader = f"reader.kind=policy reader.policy={teacher} reward.metric=contains"
+        data = f"data=train.jsonl eval_data=held-out.jsonl {reader}"
         for command in COMMANDS:
             line = command.format(notes=NOTES, teacher=teacher, data=data)
             print(f"$ memalpha {line}", flush=True)

@@ -68,7 +68,7 @@ def load_policy(
     """
     if name == "":
         raise PolicyError(
-            "policy '': name a policy: add_all, smol, openai:MODEL, http://HOST/v1#MODEL, a hub id, a directory or a run"
+            "policy '': name a policy: add_all, smol, openai:MODEL, http://HOST/v1#MODEL, a hub id or a directory"
         )
     check_path("policy", name, error=PolicyError)
     check_type("endpoint", endpoint, (EndpointConfig, NoneType), error=PolicyError)

@@ -214,7 +214,9 @@ def _check_bound(location: str, field: str, operand: Any) -> None:
     if field in TIMES and not (isinstance(operand, str) and is_iso_time(operand)):
         raise StoreError(f"{location}: {brief_repr(operand)} is no ISO 8601 date or time (2024-05-01)")
     if comparison_type(operand) is not (float if field in NUMBERS else str):
-        raise StoreError(f"{location}: a {'number' if field in NUMBERS else 'text'} is needed, not {brief_repr(operand)}")
+        raise StoreError(
+            f"{location}: a {'number' if field in NUMBERS else 'text'} is needed, not {brief_repr(operand)}"
+        )
 
 
 def _unknown_operator(operator: object, location: str = "") -> StoreError:

@@ -232,8 +232,7 @@ def test_a_difference_within_its_interval_is_called_noise(run: Path) -> None:
 
 def test_the_model_and_its_worlds_are_named(run: Path) -> None:
     (run / "config.yaml").write_text(
-        "policy: <tiny>\nalgorithm: grpo\ndata: synthetic\nworld: {preset: demo}\n"
-        "evaluation: {world: {preset: full}}\n"
+        "policy: <tiny>\nalgorithm: grpo\ndata: synthetic\nworld: {preset: demo}\nevaluation: {world: {preset: full}}\n"
     )
     text = page_of(run).text
     assert "<tiny> (774,400 parameters), trained by GRPO on generated conversations of the demo world" in text

@@ -27,7 +27,11 @@ def conditions(name: str) -> st.SearchStrategy:
     plain = operand.filter(lambda value: not isinstance(value, dict))
     single = st.sampled_from(["$eq", "$ne", "$contains"])
     order = st.sampled_from(["$gt", "$gte", "$lt", "$lte"])
-    comparison = st.tuples(single, operand) | st.tuples(order, bounds.get(name, operand)) | st.tuples(st.just("$in"), st.lists(operand, max_size=3))
+    comparison = (
+        st.tuples(single, operand)
+        | st.tuples(order, bounds.get(name, operand))
+        | st.tuples(st.just("$in"), st.lists(operand, max_size=3))
+    )
     operators = st.lists(comparison, min_size=1, max_size=2).map(dict)
     return plain | operators | operators.map(lambda inner: {"$not": inner})
 

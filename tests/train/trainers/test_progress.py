@@ -89,7 +89,11 @@ def _read(file: int) -> bytes:
             "train loss 0.123  entropy 0.50  1.0 min of steps left  (validation loss 0.250, -0.500 since the start)  "
             "(validation content loss 0.500)",
         ),
-        ({"validation_accuracy": 0.5, "validation_se": None}, 1.0, "1.0 min of steps left  (validation accuracy 0.500)"),
+        (
+            {"validation_accuracy": 0.5, "validation_se": None},
+            1.0,
+            "1.0 min of steps left  (validation accuracy 0.500)",
+        ),
     ],
     ids=["an accuracy that does not exist", "a supervised run", "a validation without error"],
 )
