@@ -245,6 +245,8 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
     Raises:
         ConfigError: The configuration does not exist or a setting does not fit.
     """
+    if isinstance(config, Mapping):
+        raise ConfigError("config: a mapping is none: make one of it, as in TextConfig(**settings)")
     if not isinstance(config, AnyTraining):
         check_path("config", config, error=ConfigError)
     if isinstance(config, AnyTraining):

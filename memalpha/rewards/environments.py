@@ -39,8 +39,12 @@ Rewards = Iterable[Any] | Callable[..., Any]
 """Reward functions, parts of a configuration (`config.rewards`), or a single one of them."""
 
 
-def load_rewards(parts: Iterable[RewardPart | RewardFunction | Callable[..., Any]]) -> list[RewardFunction]:
+def load_rewards(
+    parts: Iterable[RewardPart | Mapping[str, Any] | RewardFunction | Callable[..., Any]],
+) -> list[RewardFunction]:
     """Build reward functions from the parts of a configuration, callables or `RewardFunction` objects.
+
+    A part may be a mapping, as YAML has it: `{"kind": "math", "weight": 0.5}`.
 
     Libraries, judges' keys and the sandbox are checked here, before a run starts.
 
@@ -56,8 +60,24 @@ def load_rewards(parts: Iterable[RewardPart | RewardFunction | Callable[..., Any
     return functions
 
 
+def read_part(part: Any) -> Any:
+    """Return a part of a configuration for a mapping as YAML has it; leave anything else as it is.
+
+    Raises:
+        ConfigError: The mapping is no part; names the setting.
+    """
+    if not isinstance(part, Mapping):
+        return part
+    try:
+        return TypeAdapter(RewardPart).validate_python(dict(part))
+    except ValidationError as error:
+        details = [(".".join(map(str, item["loc"][1:])), item["msg"]) for item in error.errors()]  # loc[0] is the kind
+        raise ConfigError("; ".join(f"{name}: {message}" if name else message for name, message in details)) from error
+
+
 def _load(part: Any, location: str) -> RewardFunction:
     try:
+        part = read_part(part)
         match part:
             case MathPart():
                 reward: Any = MathReward(part.column)
@@ -234,7 +254,7 @@ def math_environment(*, weight: float = 1.0, also: Iterable[Any] = ()) -> TextGe
         weight: Weight of the comparison.
         also: Further reward functions.
     """
-    return TextGeneration([_part({"kind": "math", "weight": weight}), *also])
+    return TextGeneration([{"kind": "math", "weight": weight}, *also])
 
 
 def code_environment(*, weight: float = 1.0, also: Iterable[Any] = (), **settings: Any) -> TextGeneration:
@@ -248,14 +268,7 @@ def code_environment(*, weight: float = 1.0, also: Iterable[Any] = (), **setting
     Raises:
         ConfigError: This machine has no sandbox.
     """
-    return TextGeneration([_part({"kind": "code", "weight": weight, **settings}), *also])
-
-
-def _part(settings: Mapping[str, Any]) -> Any:
-    try:
-        return TypeAdapter(RewardPart).validate_python(dict(settings))
-    except ValidationError as error:
-        raise ConfigError(f"{settings['kind']}: " + "; ".join(item["msg"] for item in error.errors())) from error
+    return TextGeneration([{"kind": "code", "weight": weight, **settings}, *also])
 
 
 def prompt_of(task: TextTask) -> str | list[dict[str, str]]:

@@ -56,6 +56,10 @@ def test_eval_of_a_run_repeats_its_own_evaluation(trained: Path) -> None:
     assert (trained / "again" / "eval" / "trained.jsonl").exists() and (trained / "again" / "report.html").exists()
     table = call("eval", str(trained / "words.yaml"), "policy=scripted:fixed", "eval_tasks=3")
     assert "rewards: format 1.000, digits 0.000" in table and "easy" in table
+    settings = yaml.safe_load((trained / "words.yaml").read_text())
+    (trained / "no-out.yaml").write_text(yaml.safe_dump({key: settings[key] for key in settings.keys() - {"out"}}))
+    elsewhere = ("eval", str(trained / "no-out.yaml"), f"out={trained / 'start-again'}", "--json")
+    assert json.loads(call(*elsewhere)) == other
     config, _, _ = resolve_text_run(str(trained / "run"), {}) or pytest.fail("a text run")
     report = evaluate_text(
         load_policy(trained / "run"), TextTaskSource(config).held_out, config.rewards, max_new_tokens=4

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memalpha.config.rewards import FormatPart, PythonPart, SchemaPart
+from memalpha.config.rewards import PythonPart, SchemaPart
 from memalpha.errors import ConfigError, PolicyError, RewardError
 from memalpha.rewards.base import RewardFunction, check_columns, close_loop, named, reply_text, score_texts
 from memalpha.rewards.environments import load_rewards
@@ -323,9 +323,7 @@ def test_a_forked_process_has_a_loop_of_its_own():
 
 
 def test_callables_and_parts_are_loaded_in_order():
-    found = load_rewards(
-        [length, named(same, weight=2.0), Awarder(), FormatPart(kind="format", pattern="a+", weight=3)]
-    )
+    found = load_rewards([length, named(same, weight=2.0), Awarder(), {"kind": "format", "pattern": "a+", "weight": 3}])
     assert [(one.name, one.weight, one.maximum) for one in found] == [
         ("length", 1.0, 1.0),
         ("same", 2.0, 1.0),
@@ -376,6 +374,8 @@ def test_what_cannot_be_a_list_of_rewards_is_refused():
         load_rewards([length, length])
     with pytest.raises(ConfigError, match="is a class"):
         load_rewards([Awarder])
+    with pytest.raises(ConfigError, match=r"rewards\.1: weight: Input should be a valid number"):
+        load_rewards([length, {"kind": "math", "weight": "much"}])
     with pytest.raises(ValueError, match="write module:name"):
         PythonPart(kind="python", function="own_rewards")
     with pytest.raises(ValueError, match="finite"):

@@ -9,16 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
-from memalpha.arguments import check_path
+from memalpha.arguments import check_path, check_type
 from memalpha.config import TextConfig, read_config, shipped_configs, training_config
 from memalpha.config.common import import_object
-from memalpha.config.rewards import RewardPart, RewardSettings
+from memalpha.config.rewards import RewardSettings
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.load import load_policy
 from memalpha.qa.report import Report, make_result_folder
-from memalpha.rewards.environments import TextGeneration
+from memalpha.rewards.environments import TextGeneration, read_part
 from memalpha.rewards.evaluate import check_tasks, evaluate_text
 from memalpha.tasks.text_tasks import GENERATED, HUB_SETS, load_text_tasks
 from memalpha.train.rollouts.epochs import (
@@ -44,13 +42,8 @@ def build_environment(config: TextConfig, rewards: Any = None, environment: Any 
             raise ConfigError("rewards: have no effect with an environment, which gives its own; leave one of them out")
         return environment if config.environment is None else import_object(config.environment, "environment")
     if rewards is not None:
-        parts = TypeAdapter(RewardPart)
-        rewards = rewards if isinstance(rewards, Sequence) else [rewards]
-        try:
-            validated = [parts.validate_python(part) if isinstance(part, Mapping) else part for part in rewards]
-        except ValidationError as error:
-            raise ConfigError("rewards: " + "; ".join(item["msg"] for item in error.errors())) from error
-        kept = [part.kept_in(config.out) if isinstance(part, RewardSettings) else part for part in validated]
+        parts = [read_part(part) for part in (rewards if isinstance(rewards, Sequence) else [rewards])]
+        kept = [part.kept_in(config.out) if isinstance(part, RewardSettings) else part for part in parts]
         return TextGeneration(kept)
     if not config.rewards:
         raise ConfigError(
@@ -85,6 +78,9 @@ class TextTaskSource(FileTasks[TextTask]):
         self, config: TextConfig, tasks: Sequence[TextTask] | None = None, eval_data: Sequence[TextTask] | None = None
     ) -> None:
         super().__init__(config)
+        for name, items in (("tasks", tasks or ()), ("eval_data", eval_data or ())):
+            for task in items:
+                check_type(name, task, TextTask, error=DataError)
         self._name = config.data if tasks is None else "tasks"
         if tasks is not None and config.data is not None:
             raise ConfigError("tasks: data names tasks already; give one of the two")
@@ -213,6 +209,8 @@ def resolve_text_run(name: str, overrides: Mapping[str, Any]) -> tuple[TextConfi
         if not best.is_dir():
             raise ConfigError(f"{name} has no checkpoints/best: validate in training, or name policy=CHECKPOINT")
         keys["policy"], label = str(best), TRAINED_NAME
+    if "out" not in read_config(source):
+        keys["out"] = out or "runs"  # a run needs one; results go to the argument alone
     config = training_config(source, keys)
     assert isinstance(config, TextConfig)
     return config, None if out is None else Path(out), label or config.policy

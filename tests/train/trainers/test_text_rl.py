@@ -214,6 +214,8 @@ def test_bad_data_is_refused(text):
         run(text(), tasks=text_tasks(6) + text_tasks(1))
     with pytest.raises(DataError, match="needs at least 5"):
         run(text(), tasks=text_tasks(3))
+    with pytest.raises(DataError, match=r"tasks \{'prompt': '2'\}: TextTask is needed"):
+        run(text(), tasks=[{"prompt": "2"}] * 9)
     with pytest.raises(DataError, match=r"prompt of task 't9' has \d+ tokens"):
         run(text(), tasks=[*text_tasks(9), TextTask(id="t9", prompt="x" * 5000, columns={"answer": "", "level": ""})])
 
@@ -236,5 +238,7 @@ def test_settings_of_text_runs(text):
             build_config(TextConfig, {**data, **bad}, "x")
     with pytest.raises(ConfigError, match="retry_prompt: has no effect on a memory writer"):
         training_config("demo", {"algorithm": "erl", "erl": {"retry_prompt": "{prompt}{reflection}"}})
+    with pytest.raises(ConfigError, match=r"a mapping is none: make one of it, as in TextConfig\(\*\*settings\)"):
+        training_config({"task": "text"})
     with pytest.raises(ConfigError, match="rewards: tasks and functions themselves are for text runs"):
         train("demo", rewards=[upper])
