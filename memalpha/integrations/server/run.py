@@ -168,8 +168,6 @@ class OncePerSecond(logging.Filter):
 TOKEN_ENV = "MEMALPHA_TOKEN"
 MIN_TOKEN_LENGTH = 16
 """Minimum characters of a token; shorter ones can be guessed."""
-MIN_DESCRIPTORS = 24
-"""Files that the server opens at least: loop, listener, store, keys, and about ten connections."""
 SHUTDOWN_SECONDS = 5
 """Time for open connections to finish."""
 
@@ -258,12 +256,11 @@ def serve_http(app: HttpApp, address: tuple[str, int], *, otel: bool = False, de
 
     Raises:
         ConfigError: the address cannot be used, other machines can reach the server and it needs no token and no keys,
-            `otel` lacks its packages, or the process may open too few files.
+            or `otel` lacks its packages.
     """
     host, port = address
     check_token_needed(host, app.needs_token, app.guard.other_hosts)
     stop_tracing = start_tracing() if otel else None
-    _check_descriptors()
     with listen(host, port) as listening:
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         also = "".join(f", {what} at {url}{path}" for what, path in app.extras.items())
@@ -275,21 +272,6 @@ def serve_http(app: HttpApp, address: tuple[str, int], *, otel: bool = False, de
             app.guard.close()
             if stop_tracing is not None:
                 stop_tracing()
-
-
-def _check_descriptors() -> None:
-    """Raise `ConfigError` unless the process may open enough files for a loop and a few clients."""
-    opened = []
-    try:
-        for _ in range(MIN_DESCRIPTORS):
-            opened.append(os.open(os.devnull, os.O_RDONLY))
-    except OSError as error:
-        raise ConfigError(
-            f"serve: {error.strerror}: {MIN_DESCRIPTORS} more are needed to serve a few clients (ulimit -n)"
-        ) from error
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
 
 
 def check_hosts(names: Collection[str]) -> frozenset[str]:

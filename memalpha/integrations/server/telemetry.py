@@ -183,18 +183,17 @@ def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContext
     return tracer.start_as_current_span(method, context, kind, record_exception=False, set_status_on_exception=False)
 
 
-def work_span(kind: str, work: Any) -> AbstractContextManager[None]:
+@contextmanager
+def work_span(kind: str, work: Any) -> Iterator[None]:
     """Open a span around a call of the store or the model, named after the function that does it.
 
     Args:
         kind: "store" or "model".
         work: The function, or the operation's name.
     """
-    return nullcontext() if (tracer := _tracer()) is None else _work_span(tracer, kind, work)
-
-
-@contextmanager
-def _work_span(tracer: trace.Tracer, kind: str, work: Any) -> Iterator[None]:
+    if (tracer := _tracer()) is None:
+        yield
+        return
     while isinstance(work, partial):
         work = work.func
     name = work if isinstance(work, str) else getattr(work, "__qualname__", type(work).__name__)
