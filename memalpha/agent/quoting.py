@@ -18,7 +18,7 @@ from memalpha.errors import UnknownEntry
 from memalpha.store.fields import id_topic
 from memalpha.store.memory import Memory
 from memalpha.store.search.lexical import words
-from memalpha.store.values import key_value
+from memalpha.store.values import value_words
 from memalpha.types import Chunk, Observation, ToolCall
 
 NOTE = "note"
@@ -64,7 +64,7 @@ def quote_chunk(
         if isinstance(id, str):
             arguments |= {"id": shown_ids.get(id, id)}
         if isinstance(content, str) and arguments.keys() & {"category", "id"}:
-            value, terms = _value_words(content), set(words(content))
+            value, terms = value_words(content), set(words(content))
             shares = [(len(value & found), len(terms & found), -len(found), text) for found, text in sentences]
             share, *_, text = max(shares, key=lambda item: item[:3], default=(0, 0, 0, ""))
             if value.isdisjoint(said):
@@ -94,7 +94,7 @@ def show_notes(observation: Observation, memory: Memory) -> tuple[Observation, d
             note = memory.get(entry.id).metadata.get(NOTE)
         except UnknownEntry:  # somebody else ended it since the observation
             note = None
-        value = _value_words(note) if isinstance(note, str) else set()
+        value = value_words(note) if isinstance(note, str) else set()
         if isinstance(note, str) and 2 * len(value.intersection(words(entry.content))) >= len(value):
             shown_id = f"{id_topic(note)}#{entry.id.rpartition('#')[2]}"
             if shown_id in ids or shown_id in shown_ids:
@@ -103,10 +103,6 @@ def show_notes(observation: Observation, memory: Memory) -> tuple[Observation, d
             entry = replace(entry, id=shown_id, content=note)
         entries.append(entry)
     return replace(observation, entries=tuple(entries)), shown_ids
-
-
-def _value_words(content: str) -> set[str]:
-    return set(words((key_value(content) or ("", content))[1]))
 
 
 def _long_sentences(line: str) -> Iterator[str]:

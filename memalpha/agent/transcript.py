@@ -63,12 +63,9 @@ def split_label(line: str) -> tuple[str, str]:
     if match is None:
         return "", line.strip()
     label, words = match[1], line[match.end() :].strip()
-    if is_assistant(label) or is_anonymous(label) or (words and _is_name(label)):
+    # A name has up to three words that begin with a capital, or with a letter of a script without capitals.
+    has_capitals = not any(word[0].islower() for word in label.split())
+    is_name = has_capitals and _NAME.fullmatch(label) is not None and label.split()[0] not in _NOT_SPEAKERS
+    if is_assistant(label) or is_anonymous(label) or (words and is_name):
         return label, words
     return "", line.strip()
-
-
-def _is_name(label: str) -> bool:
-    """Return True for up to three words that begin with a capital, or with a letter of a script without capitals."""
-    has_capitals = not any(word[0].islower() for word in label.split())
-    return bool(_NAME.fullmatch(label)) and has_capitals and label.split()[0] not in _NOT_SPEAKERS

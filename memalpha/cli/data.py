@@ -12,7 +12,7 @@ import typer
 
 from memalpha.arguments import counted
 from memalpha.cli.options import AsJson, WriterSettings, parse_writer_settings, print_result, to_json_value
-from memalpha.config import ReaderConfig, parse_overrides
+from memalpha.config import AgentConfig, ReaderConfig, parse_overrides
 from memalpha.errors import ConfigError
 from memalpha.policy.base import BilledPolicy, Policy
 from memalpha.qa.progress import show_progress
@@ -252,8 +252,10 @@ def write(
         DataError: The conversations or a file cannot be read or written.
         PolicyError: The teacher did not answer; what is done stays.
     """
+    from memalpha.agent.prompts import prompted_config
+    from memalpha.policy.load import load_policy
     from memalpha.qa.reader import load_reader
-    from memalpha.qa.teacher import NO_CALL, RowsFile, load_student, load_teacher, write_rows
+    from memalpha.qa.teacher import NO_CALL, RowsFile, load_teacher, write_rows
 
     teacher = load_teacher(policy, _parse_price(price))
     own = (
@@ -269,7 +271,7 @@ def write(
             reader=answers,
             metric=metric,
             config=parse_writer_settings(settings),
-            student=None if student is None else load_student(student),
+            student=None if student is None else prompted_config(AgentConfig(), load_policy(student)),
             attempts=best_of,
             temperature=(0.7 if best_of > 1 else 0.0) if temperature is None else temperature,
             progress=lambda done, total: progress("writing", done, total),

@@ -46,7 +46,7 @@ from memalpha.qa.scoring.judge import load_judge
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.lexical import words
 from memalpha.store.state import MemoryState
-from memalpha.store.values import is_copied, key_value, normalize
+from memalpha.store.values import is_copied, normalize, value_words
 from memalpha.types import LARGEST_REWARD, Reward, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
 
 if TYPE_CHECKING:
@@ -287,12 +287,12 @@ def state_change(task: Task, chunk: int, before: MemoryState | None, after: Memo
     for operation in sorted(task.gold_operations, key=lambda operation: operation.chunk):
         if operation.chunk < chunk:
             live.pop(operation.replaces or "", None)
-            if value := _value_words(operation.content):
+            if value := value_words(operation.content):
                 live[operation.content] = value
     values: list[frozenset[str]] = []
     score, count = 0.0, 0
     for operation in task.gold_at(chunk):
-        ended, value = live.pop(operation.replaces or "", None), _value_words(operation.content)
+        ended, value = live.pop(operation.replaces or "", None), value_words(operation.content)
         is_gone = ended is None or not any(ended <= found and not (value and value <= found) for found in new)
         if value:
             values.append(value)
@@ -311,10 +311,6 @@ def state_change(task: Task, chunk: int, before: MemoryState | None, after: Memo
 
 def _words_of_lines(lines: Iterable[str]) -> list[frozenset[str]]:
     return [frozenset(words(line)) for line in lines]
-
-
-def _value_words(content: str) -> frozenset[str]:
-    return frozenset(words((key_value(content) or ("", content))[1]))
 
 
 def _published_valid_share(turn: Turn, gold: GoldFacts, task: Task, state: MemoryState) -> float:

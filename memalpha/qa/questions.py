@@ -83,11 +83,6 @@ class AskedChunk:
     kept: list[dict[str, Any]] = field(default_factory=list)
     dropped: list[dict[str, str]] = field(default_factory=list)
 
-    @property
-    def is_unreadable(self) -> bool:
-        """True if the reply was no list of questions."""
-        return any(question["reason"] == UNREADABLE for question in self.dropped)
-
 
 @dataclass(frozen=True, slots=True)
 class _Job:
@@ -286,7 +281,7 @@ def ask_tasks(
     names = AskedChunk.__dataclass_fields__
     lines = [AskedChunk(**{name: line[name] for name in names}) for line in read_lines(log, names, "memalpha data ask")]
     results = {(line.task, line.chunk, line.asker, line.digest): line for line in lines}
-    unreadable = {key for key, line in results.items() if line.is_unreadable}
+    unreadable = {key for key, line in results.items() if UNREADABLE in (item["reason"] for item in line.dropped)}
     jobs = []
     for task in tasks:
         rendered = [f"{chunk.timestamp}\n{chunk.render()}" for chunk in task.chunks]

@@ -176,11 +176,6 @@ def load_teacher(name: str, price: tuple[float, float] | None) -> Policy:
     return load_policy(name, endpoint=EndpointConfig(prices={} if price is None else {name: price}))
 
 
-def load_student(name: str) -> AgentConfig:
-    """Return the prompts of a policy, in the style that it was trained on."""
-    return prompted_config(AgentConfig(), load_policy(name))
-
-
 def write_rows(
     tasks: Sequence[Task],
     policy: Policy,

@@ -49,11 +49,6 @@ class Field:
     is_filtered: bool = True
     in_request: bool = False
 
-    @property
-    def is_cleared_by_blank(self) -> bool:
-        """True if "" stands for no value: times, which an update would keep otherwise."""
-        return self.kind in ("date", "time")
-
 
 FIELDS = (
     Field("timestamp", "date", keeps=True, in_request=True),
@@ -72,10 +67,10 @@ FORMAT = 1
 
 NAMES = tuple(field.name for field in FIELDS)
 ARGUMENTS = tuple(field.name for field in FIELDS if field.is_argument)
-TIMES = frozenset(field.name for field in FIELDS if field.kind in ("date", "time"))
+TIMES = tuple(field.name for field in FIELDS if field.kind in ("date", "time"))
+"""Fields in which "" stands for no value: an update would keep one that is left out."""
 NUMBERS = frozenset(field.name for field in FIELDS if field.kind in ("number", "whole"))
 FILTERED = frozenset({"id", "category", "content"} | {field.name for field in FIELDS if field.is_filtered})
-BLANKS = tuple(field.name for field in FIELDS if field.is_cleared_by_blank)
 
 ENTRY_NAMES = ("id", "category", "content", *NAMES)
 """Names of the columns that a version and its operation share."""
@@ -380,7 +375,8 @@ def _check_metadata(name: str, value: Any) -> dict[str, Any]:
     if not is_plain and not (isinstance(value, Mapping) and all(isinstance(key, str) for key in value)):
         raise InvalidContent(f"{name}: a mapping with text keys is needed")
     kinds = set(map(type, value.values()))
-    if kinds <= _SCALARS and (int not in kinds or all(map(_is_json_scalar, value.values()))):
+    # JSON returns these types unchanged, but for huge integers.
+    if kinds <= _SCALARS and not any(type(item) is int and not -(2**63) <= item < 2**63 for item in value.values()):
         return dict(value)
     try:
         stored = json.loads(json.dumps(dict(value), allow_nan=False))
@@ -399,15 +395,7 @@ def _is_deeper(value: Any, depth: int) -> bool:
     return depth == 0 or any(_is_deeper(item, depth - 1) for item in items)
 
 
-_SCALARS = {str, int, bool, type(None)}  # types whose values JSON returns unchanged, but for huge integers
-
-
-def _is_json_scalar(value: Any) -> bool:
-    """Return True if JSON surely returns the value unchanged."""
-    value_type = type(value)
-    return value_type is str or value_type is bool or value is None or (value_type is int and -(2**63) <= value < 2**63)
-
-
+_SCALARS = {str, int, bool, type(None)}
 _CHECKS: dict[Kind, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("text", "date"), check_text),  # older logs hold any text as a timestamp
     "time": _check_time,

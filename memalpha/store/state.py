@@ -18,10 +18,10 @@ from immutables import Map
 from memalpha.arguments import brief_repr
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownEntry
 from memalpha.store.fields import (
-    BLANKS,
     FIELD_CHECKS,
     FIELDS,
     NAMES,
+    TIMES,
     check_text,
     clean_content,
     clean_core_text,
@@ -38,7 +38,7 @@ from memalpha.types import MemoryEntry, Operation
 
 _CHECKED_FIELDS = attrgetter(*FIELD_CHECKS)
 _KEPT = [number for number, field in enumerate(FIELDS) if field.keeps]
-_BLANK = [NAMES.index(name) for name in BLANKS]
+_BLANK = [NAMES.index(name) for name in TIMES]
 _PLAIN_FIELDS = attrgetter("id", "category", "content", *(f.name for f in FIELDS if f.keeps and f.kind != "json"))
 NOT_UNDOABLE = frozenset({"expired", "erased", "quarantined", "reviewed"})
 """Kinds of operations that an undo skips: time, erasure and reviews."""
@@ -159,7 +159,7 @@ def as_operation(kind: Any, entry: MemoryEntry) -> Operation:
     """Return an insert or update that gives an entry exactly the fields of the version `entry`."""
     fields = dict(zip(NAMES, field_values(entry), strict=True))
     if kind == "update":
-        fields |= {name: "" for name in BLANKS if fields[name] is None}
+        fields |= {name: "" for name in TIMES if fields[name] is None}
     return Operation(kind, entry.id, entry.category, entry.content, **fields)
 
 

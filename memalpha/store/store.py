@@ -34,10 +34,10 @@ from memalpha.store.backends.base import Backend, Clock, Durability, system_cloc
 from memalpha.store.backends.namespace import LogEnd, vector_rows
 from memalpha.store.embedding import Embedder, RecordedEmbedder, normalize_vectors
 from memalpha.store.fields import (
-    BLANKS,
     FILTERED,
     MAX_CONTENT,
     NAMES,
+    TIMES,
     UPDATE_FIELDS,
     CheckedFact,
     Fact,
@@ -601,7 +601,7 @@ class MemoryStore(Memory):
                 if entry.valid_from > position:  # positions of new entries follow each other
                     position = entry.valid_from
                     given, done = facts[index].fields, as_operation("insert", entry)
-                    blank = {name: "" for name in BLANKS if given.get(name) == ""}  # None in an entry
+                    blank = {name: "" for name in TIMES if given.get(name) == ""}  # None in an entry
                     outcomes[index] = replace(done, **blank) if blank else done
                 else:
                     outcomes[index] = duplicate_error(entry)

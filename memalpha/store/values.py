@@ -107,7 +107,8 @@ def normalize(text: str) -> str:
     if not plain.replace(" ", "").isalnum():
         plain = _SIGNED_CURRENCY.sub(r"\2\1", plain).translate(_MARKS)
         if has_digit:
-            plain = _NUMBER_DATE.sub(_number_date, _THOUSANDS.sub(_drop_grouping, " ".join(plain.split())))
+            plain = _THOUSANDS.sub(lambda match: re.sub("[,']", "", match[0]), " ".join(plain.split()))
+            plain = _NUMBER_DATE.sub(_number_date, plain)
             plain = re.sub(r"(?<=\d)%", " %", _CURRENCY_FIRST.sub(r"\2 \1", plain))
     if has_digit:
         for form in _WORD_DATES:
@@ -120,10 +121,6 @@ def normalize(text: str) -> str:
         plain = _ABBREVIATION.sub(lambda match: match[0].replace(".", ""), plain)
         marked = _MARK.sub(lambda match: match["kept"] or ("" if match["joined"] else " "), f" {plain}")
     return " ".join(word for word in marked.split() if word not in _ARTICLES) or lowered.strip()
-
-
-def _drop_grouping(match: re.Match[str]) -> str:
-    return match[0].replace(",", "").replace("'", "")
 
 
 def _number_date(match: re.Match[str]) -> str:
@@ -166,6 +163,11 @@ def key_value(content: str) -> tuple[str, str] | None:
     if not colon or not value.strip() or not 1 <= len(key.split()) <= MAX_SLOT_WORDS:
         return None
     return " ".join(key.lower().split()), value.strip()
+
+
+def value_words(content: str) -> frozenset[str]:
+    """Return the words of a note's value (`pet: cat`), or of a whole sentence."""
+    return frozenset(words((key_value(content) or ("", content))[1]))
 
 
 def slot_value(entry: MemoryEntry) -> tuple[str, str] | None:

@@ -25,12 +25,12 @@ from memalpha.errors import DamagedStore, StoreError, UnknownEntry
 from memalpha.store.backends.base import Backend, Cursor
 from memalpha.store.embedding import first_faulty_row
 from memalpha.store.fields import (
-    BLANKS,
     ENTRY_COLUMNS,
     ENTRY_NAMES,
     NAMES,
     OPERATION_NAMES,
     OPERATION_VALUES,
+    TIMES,
     CheckedFact,
     check_digest,
     check_position,
@@ -592,11 +592,6 @@ class EntryTable(StateView):
         """Insert rows of `version_row`."""
         self._scope.insert(_INSERT_VERSION, rows)
 
-    def end_version(self, entry: MemoryEntry, position: int) -> None:
-        """End a live version at a position."""
-        query = "UPDATE versions SET valid_to = ?2 WHERE ns = ?1 AND id = ?3 AND version = ?4"
-        self._scope.select(query, position, entry.id, entry.version)
-
     def delete(self, ids: Iterable[str | None]) -> None:
         """Delete all versions of some ids."""
         self._scope.insert("DELETE FROM versions WHERE ns = ? AND id = ?", ((id,) for id in ids))
@@ -785,7 +780,8 @@ class Namespace:
         """
         self.scope.statements.execute(_INSERT_OPERATION, operation)
         if change.ended is not None:
-            self.entries.end_version(change.ended, operation[1])
+            query = "UPDATE versions SET valid_to = ?2 WHERE ns = ?1 AND id = ?3 AND version = ?4"
+            self.scope.select(query, operation[1], change.ended.id, change.ended.version)
         if change.entry is not None:
             row = version_row(change.entry, created)
             self.scope.select(_INSERT_VERSION, *row)
@@ -831,7 +827,7 @@ class Namespace:
             logged = row_values((id, fact.category, fact.content, *fields.values()))
             operations.append((ns, position, time, position, "insert", *logged, None))
             if "" in fact.fields.values():  # a version has None where the log has a blank date
-                fields |= {name: fields[name] or None for name in BLANKS}
+                fields |= {name: fields[name] or None for name in TIMES}
                 logged = row_values((id, fact.category, fact.content, *fields.values()))
             entries[key] = make_entry(id, fact.category, fact.content, *fields.values(), 1, position)
             versions.append((1, position, None, position, vectors[fact.content][0], *logged))
@@ -927,7 +923,11 @@ class Namespace:
         target.log.extend(self.log.rows(position))
         target.entries.extend(self.entries.rows(position))
         dim = int(json.loads(target.database.meta["embedder"])["dim"])
-        target.vectors.extend(_sound_vectors(self.vectors.rows(position), dim))
+        vectors = self.vectors.rows(position)
+        while batch := list(islice(vectors, _CHECKED_TOGETHER)):
+            digests, blobs = zip(*batch, strict=True)
+            decode_vectors([digest.hex() for digest in digests], blobs, dim)
+            target.vectors.extend(batch)
 
 
 def vector_rows(contents: Sequence[str], vectors: np.ndarray) -> dict[str, tuple[bytes, bytes]]:
@@ -964,12 +964,3 @@ def decode_vectors(names: Sequence[object], blobs: Sequence[Any], dim: int) -> n
 
 def _damaged_vector(name: object, fault: str) -> DamagedStore:
     return DamagedStore(f"the stored vector of {str(name)[:80]!r} is damaged ({fault}): run `memalpha doctor --repair`")
-
-
-def _sound_vectors(rows: Iterable[tuple[bytes, bytes]], dim: int) -> Iterator[tuple[bytes, bytes]]:
-    """Iterate over rows of `VectorTable.rows`. Raises `DamagedStore` for an unsound one."""
-    remaining = iter(rows)
-    while batch := list(islice(remaining, _CHECKED_TOGETHER)):
-        digests, vectors = zip(*batch, strict=True)
-        decode_vectors([digest.hex() for digest in digests], vectors, dim)
-        yield from batch

@@ -242,11 +242,11 @@ class _Examination:
             self.report("log", f"it ends at {last_position}, before {_name_some(beyond)}; {ADVICE}", rows.name)
             return False
         # Each version has a checksum of its content. If the checksum contradicts the log, the log is not trusted.
-        doubtful = [
-            key
-            for key in wrong
-            if key in expected and stored[key][4] != expected[key][4] and _has_checksum(stored[key])
-        ]
+        doubtful = []
+        for key in (key for key in wrong if key in expected):
+            digest, content = stored[key][4], stored[key][7]
+            if digest != expected[key][4] and isinstance(content, str) and digest == content_digest(content):
+                doubtful.append(key)
         if doubtful:
             self.report(
                 "log", f"the content of {_name_some(doubtful)} is not what its checksum says; {ADVICE}", rows.name
@@ -299,11 +299,6 @@ class _Examination:
         if self.repair and (left_over or missing or wrong):
             remaining = {key: stored[key] for key in contents if key in stored}
             rows.vectors.replace((remaining | embedded).items())
-
-
-def _has_checksum(row: tuple[Any, ...]) -> bool:
-    """Return True if the content of a version is the one that its digest belongs to."""
-    return isinstance(row[7], str) and row[4] == content_digest(row[7])
 
 
 def _name_some(keys: list[tuple[str, int]]) -> str:

@@ -35,7 +35,7 @@ import numpy as np
 
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.fields import BLANKS, NAMES, check_timestamp, clean_content, new_defaults
+from memalpha.store.fields import NAMES, TIMES, check_timestamp, clean_content, new_defaults
 from memalpha.store.io.jsonl import atomic_writer, locate_errors, parse_fields, to_json
 from memalpha.store.schema import MemorySchema
 from memalpha.text_files import read_text
@@ -194,7 +194,7 @@ def apply_document(
                     f"entry {current.id!r} is of category {current.category!r}: leave its id out to add it to "
                     f"{insert.category!r}, and delete the other"
                 )
-            update = replace(insert, kind="update", **{name: getattr(insert, name) or "" for name in BLANKS})
+            update = replace(insert, kind="update", **{name: getattr(insert, name) or "" for name in TIMES})
             with suppress(DuplicateContent):  # the entry is unchanged
                 namespace.write(update, vectors)
     return namespace.log.position - before

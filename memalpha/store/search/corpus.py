@@ -76,6 +76,7 @@ from memalpha.store.filters import (
 from memalpha.store.search.lexical import WINDOW, LexicalIndex, PassageIndex, Span, with_room, words
 from memalpha.store.search.ranking import (
     CATEGORY_WEIGHT,
+    COMBINED_ROUTES,
     Features,
     Prototypes,
     Route,
@@ -625,7 +626,9 @@ class Corpus:
         else:
             self._embed()
             vectors = self.embedder.encode(queries) if vectors is None else vectors
-        coverages = query_coverages(self.embedder, queries) if options.needs_coverage else [1.0] * len(queries)
+        coverages = [1.0] * len(queries)
+        if route in COMBINED_ROUTES and options.vector is None:  # the part of words that it does not know weighs less
+            coverages = query_coverages(self.embedder, queries)
         index = None
         if self._can_approximate(options):  # by the index of all vectors, built or brought up to date
             if self._ann is None or self._ann.is_worn(len(self)):

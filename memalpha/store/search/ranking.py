@@ -133,11 +133,6 @@ class SearchOptions:
         if self.where is not None or self.category is not None:
             object.__setattr__(self, "filter", parse_filter(self.where, category=self.category))
 
-    @property
-    def needs_coverage(self) -> bool:
-        """True if the share of the query that the embedder knows weighs its part: not with a `vector`."""
-        return self.route in COMBINED_ROUTES and self.vector is None
-
     def query_vectors(self, number: int, dim: int) -> np.ndarray | None:
         """Return the given vector for each of `number` queries, float32 `(number, dim)` of length 1; None without one.
 

@@ -124,8 +124,17 @@ def load_chat_folder(path: Path, dates: str | None = None) -> list[Task]:
     file_of: dict[str, Path] = {}
     tasks: list[Task] = []
     for file in files:
-        is_chat = file.is_file() and file.suffix.lower() in _SUFFIXES
-        chats = _load_of_folder(file, dates if file.suffix.lower() == ".txt" else None) if is_chat else None
+        is_text, chats = file.suffix.lower() == ".txt", None
+        if file.is_file() and file.suffix.lower() in _SUFFIXES:
+            try:
+                chats = _load_chats(file, dates if is_text else None)
+            except DataError:  # phones differ in the order of dates: it gives way if it makes none here
+                if dates is None or not is_text:
+                    raise
+                with suppress(DataError):  # the first error names the order that was asked for
+                    chats = _load_chats(file, None)
+                if chats is None:
+                    raise
         if chats is None:
             raise DataError(
                 f"{path} is a folder without a questions.csv, where every file is an exported chat: {file} is none: "
@@ -138,17 +147,6 @@ def load_chat_folder(path: Path, dates: str | None = None) -> list[Task]:
             file_of[task.id] = file
         tasks += chats
     return tasks
-
-
-def _load_of_folder(file: Path, dates: str | None) -> list[Task] | None:
-    """Return the chats of a file; `dates` gives way if it makes no dates there, since phones differ in their order."""
-    try:
-        return _load_chats(file, dates)
-    except DataError:
-        if dates is not None:
-            with suppress(DataError):  # the first error names the order that was asked for
-                return _load_chats(file, None)
-        raise
 
 
 def _visible_files(path: Path) -> list[Path]:
@@ -556,18 +554,13 @@ def _parse_message(message: Any, location: str) -> tuple[str, str, str | None]:
     text = _parse_content(message.get("content"), f"{location}.content", is_optional=role == "assistant")
     if role not in READ_ROLES:
         return "", "", timestamp
-    _check_storable(f"{location}.content", text)
-    return (name.strip() if role == "user" and name else role), text, timestamp
-
-
-def _check_storable(location: str, text: str) -> None:
-    """Raise `DataError` for a text that no store takes, so that a rule does not lose it."""
     if "\0" in text:
-        raise DataError(f"{location}: holds a NUL character")
+        raise DataError(f"{location}.content: holds a NUL character")
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{location}: holds half of a surrogate pair, which is not text") from error
+        raise DataError(f"{location}.content: holds half of a surrogate pair, which is not text") from error
+    return (name.strip() if role == "user" and name else role), text, timestamp
 
 
 def _parse_content(content: Any, location: str, *, is_optional: bool) -> str:

@@ -25,7 +25,7 @@ caller's `search_path` cannot put something else in its place. Who renames the s
 
 from __future__ import annotations
 
-from memalpha.store.fields import BLANKS, FIELDS, NAMES, columns, listed, sql_default
+from memalpha.store.fields import FIELDS, NAMES, TIMES, columns, listed, sql_default
 
 LOG_TRIGGERS = ("operations_stay", "operations_last", "operations_whole", "operations_next")
 VERSION_TRIGGERS = ("versions_stay", "versions_made", "versions_gone")
@@ -122,7 +122,7 @@ def guard_functions(schema: str) -> str:
         set_new=listed("NEW", required),
         set_logged=listed("o", required),
         new=listed("NEW", optional),
-        logged=", ".join(f"nullif(o.{name}, '')" if name in BLANKS else f"o.{name}" for name in optional),
+        logged=", ".join(f"nullif(o.{name}, '')" if name in TIMES else f"o.{name}" for name in optional),
     )
 
 
