@@ -9,6 +9,8 @@ from memalpha.errors import DataError
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """Byte order marks of UTF-16."""
+ZIP = b"PK\x03\x04"
+"""First bytes of a zip archive."""
 
 
 def read_text(path: Path, *, keep_line_ends: bool = False) -> str:
@@ -39,6 +41,8 @@ def decode_text(data: bytes, name: str) -> str:
     Raises:
         DataError: It is text of another encoding, or none.
     """
+    if data.startswith(ZIP):
+        raise DataError(f"{name}: an archive: unpack it and name a file in it (a chat's .txt or conversations.json)")
     try:
         text = data.decode("utf-16" if data.startswith(UTF_16) else "utf-8-sig")
     except UnicodeDecodeError as error:

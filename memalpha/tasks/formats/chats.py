@@ -33,7 +33,6 @@ from datetime import UTC, date, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
-from zipfile import is_zipfile
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, split_text
@@ -173,8 +172,6 @@ def load_exports(
     """
     if not path.is_file():
         return None
-    if is_zipfile(path):
-        raise DataError(f"{path}: an archive: unpack it and give the path of its conversations.json or .txt")
     text = read_text(path)
     if is_whatsapp(text):
         return [_read_whatsapp(text, path, dates, size, exact_times)]
