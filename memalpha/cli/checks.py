@@ -57,7 +57,7 @@ def audit(
     from memalpha.store.checks.audit import audit as audit_store
 
     questions = None if queries is None else _read_queries(queries)
-    with open_store(store, embedder, namespace or "default", reads=True) as memory:
+    with open_store(store, embedder, namespace, reads=True) as memory:
         names = [namespace] if namespace is not None else memory.namespaces()
         reports = [audit_store(memory.namespace(name), queries=questions, k=k, near=near) for name in names]
     print_result(reports, as_json, "\n".join(line for report in reports for line in _format_audit(report, limit)))

@@ -75,18 +75,18 @@ MAX_POSITION_DIGITS = 18
 def open_store(
     path: str,
     embedder: str | None,
-    namespace: str,
+    namespace: str | None,
     *,
     schema: str | None = None,
     create: bool = False,
     reads: bool = False,
 ) -> MemoryStore:
-    """Open a namespace of a store.
+    """Open a namespace of a store; if nothing was ever written to it, but to others, stderr names these.
 
     Args:
         path: File, or PostgreSQL URL.
         embedder: Embedder name; None takes the store's own.
-        namespace: Namespace in the store.
+        namespace: Namespace in the store; None for a command that looks at all of them.
         schema: Categories of a new store.
         reads: The command only reads, so that a store that cannot be written is opened read-only.
         create: Create a missing store. Commands that only read leave it False, so that a typo creates no file.
@@ -94,7 +94,12 @@ def open_store(
     from memalpha.store.store import MemoryStore
 
     read_only = "if needed" if reads else False
-    return MemoryStore.open(path, schema, embedder, namespace, create=create, read_only=read_only)
+    store = MemoryStore.open(path, schema, embedder, namespace or "default", create=create, read_only=read_only)
+    if reads and namespace is not None and namespace not in (names := store.namespaces()) and names:
+        some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        note = f"memalpha: nothing was written to namespace {namespace}, but to {some} (--namespace)"
+        print(visible(note), file=sys.stderr)
+    return store
 
 
 def parse_json_object(option: str, text: str | None) -> dict[str, Any] | None:
