@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
+from memalpha.arguments import brief_repr
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.policy.base import Policy, RenderingPolicy, SamplingQueue, noise_key, open_queue
 from memalpha.types import (
@@ -509,7 +510,11 @@ def step_environments(episodes: Sequence[RunningEpisode]) -> None:
     for index, episode in enumerate(episodes):
         with WrapErrors(episode.where):
             result: Any = results[index] if results else episode.environment.step(episode.reply)
-            step = Step(*result)
+        if not isinstance(result, tuple | list) or not 1 <= len(result) <= len(Step._fields):
+            raise RewardError(
+                f"{episode.where}: step gave {brief_repr(result)}: (reward, done, next observation) is needed"
+            )
+        step = Step(*result)
         episode.take(step)
 
 

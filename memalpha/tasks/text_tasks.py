@@ -228,8 +228,12 @@ def _read(source: str, split: str, config: str | None, name: str) -> Dataset | R
         why = " ".join(str(error).split()) or type(error).__name__
         why += f": {' '.join(str(error.__cause__).split())}" if error.__cause__ is not None else ""
         if name in HUB_SETS:
-            got = f"get the data set {HUB_SETS[name].source}"
-            why += f" (without the hub: {got} and name its folder: data=PATH, in a configuration data_folder=PATH)"
+            columns = ", ".join(f"{ours}: {theirs}" for ours, theirs in HUB_SETS[name].columns.items())
+            why += (
+                f" (without the hub: get the data set {HUB_SETS[name].source} and name its folder: data=PATH, in a "
+                "configuration data_folder=PATH; plain files, such as train.jsonl, are tasks of your own: name their "
+                f"folder in place of {name}, with the columns {{{columns}}})"
+            )
         elif config is None and not Path(name).exists():
             names = ", ".join([*GENERATED, *HUB_SETS])
             why += f" (names are {names}; anything else is a file, a folder or a hub id)"

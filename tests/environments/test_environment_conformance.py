@@ -133,3 +133,13 @@ def test_foreign_errors_name_environment_and_task(kind, engine):
     engine.environment = Broken
     with pytest.raises(RewardError, match=r"environment Broken, task .* raised KeyError: 'no dice'"):
         engine.roll_out(kind.tasks)
+
+
+def test_a_step_that_is_no_tuple_is_refused(kind, engine):
+    class Number(Talk):
+        def step(self, reply):
+            return 1.0
+
+    engine.environment = Number
+    with pytest.raises(RewardError, match=r"environment Number, task .*: step gave 1.0: \(reward, done, next"):
+        engine.roll_out(kind.tasks)
