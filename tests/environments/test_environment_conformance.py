@@ -136,7 +136,10 @@ def test_foreign_errors_name_environment_and_task(kind, engine):
 
 
 def test_a_step_that_is_no_tuple_is_refused(kind, engine):
-    class Number(Talk):
+    class Number:
+        def reset(self, task):
+            return "Hello."
+
         def step(self, reply):
             return 1.0
 
