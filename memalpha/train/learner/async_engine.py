@@ -22,6 +22,8 @@ A pipeline runs requests one by one in the order of submission; each request has
 from __future__ import annotations
 
 import asyncio
+import math
+import numbers
 import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -36,6 +38,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import torch
 
+from memalpha.arguments import brief_repr
 from memalpha.errors import TrainingError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.data.samples import TrainingSample
@@ -274,10 +277,11 @@ class Learner(Pipeline):
 
     def optim_step(self, rate: float) -> Future[float]:
         """Clip the accumulated gradient and step at learning rate `rate`; returns the gradient's norm."""
+        _check_rate(rate)
         return self.submit("optim_step", lambda: self.engine.optim_step(rate))
 
     def save(
-        self, out: Path, step: int, policy: TransformersPolicy, state: Mapping[str, Any] | None = None
+        self, out: str | Path, step: int, policy: TransformersPolicy, state: Mapping[str, Any] | None = None
     ) -> Future[Path]:
         """Write weights and optimizer to `out/checkpoints/step-N` (`write_checkpoint`).
 
@@ -290,7 +294,7 @@ class Learner(Pipeline):
         Returns:
             A future of the checkpoint's path.
         """
-        path = RunDirectory(out).checkpoint(step)
+        path = RunDirectory(Path(out)).checkpoint(step)
 
         def save() -> Path:
             write_checkpoint(path, policy, self.engine, {"step": step, **(state or {})})
@@ -298,9 +302,9 @@ class Learner(Pipeline):
 
         return self.submit("save", save)
 
-    def load(self, path: Path) -> Future[dict[str, Any]]:
+    def load(self, path: str | Path) -> Future[dict[str, Any]]:
         """Restore weights and optimizer from a checkpoint and return its state (`checkpoint.load_checkpoint`)."""
-        return self.submit("load", lambda: load_checkpoint(path, self.engine))
+        return self.submit("load", lambda: load_checkpoint(Path(path), self.engine))
 
     def normalized(self, *parts: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
         """Return the parts of ONE optimizer step, their weights normalised over all parts together."""
@@ -313,6 +317,7 @@ class Learner(Pipeline):
         Returns:
             A future of the merged metrics (`merge_metrics`), `grad_norm` and `learning_rate`.
         """
+        _check_rate(rate)
         gradients = [self.forward_backward(part) for part in self.normalized(*parts)]
 
         def step() -> dict[str, float]:
@@ -324,6 +329,12 @@ class Learner(Pipeline):
             }
 
         return self.submit("optim_step", step)
+
+
+def _check_rate(rate: float) -> None:
+    """Raise `TrainingError` unless a learning rate is a finite number that is not negative."""
+    if not isinstance(rate, numbers.Real) or not math.isfinite(rate) or rate < 0:
+        raise TrainingError(f"rate {brief_repr(rate)}: a learning rate, 0 or above, is needed")
 
 
 def merge_metrics(results: Sequence[Mapping[str, float]]) -> dict[str, float]:

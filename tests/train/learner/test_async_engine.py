@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +122,14 @@ def test_a_custom_loss_without_a_finite_gradient_is_refused(loss, message):
         learner.forward_backward(ROWS, loss=loss).result()
 
 
+@pytest.mark.parametrize("rate", [-1e-3, math.inf, "1e-3"])
+def test_a_rate_that_is_none_is_refused_before_anything_is_done(rate):
+    with Learner(make_engine()) as learner:
+        for request in (learner.optim_step, lambda rate: learner.update(ROWS, rate=rate)):
+            with pytest.raises(TrainingError, match="a learning rate, 0 or above, is needed"):
+                request(rate)
+
+
 def test_nothing_runs_after_a_failure_and_a_new_learner_starts_clean():
     engine = make_engine()
     before = state(engine)
@@ -150,10 +159,10 @@ def test_a_checkpoint_holds_the_state_at_its_place_in_the_order(tmp_path):
     engine = make_engine(policy.model)
     with Learner(engine) as learner:
         learner.update(ROWS, rate=1e-2)
-        saved = learner.save(tmp_path, 1, policy, {"note": 7})
+        saved = learner.save(str(tmp_path), 1, policy, {"note": 7})
         after = [learner.update(ROWS, rate=1e-2), learner.forward(ROWS)]
         expected = state(engine) if after[-1].result() else {}
-        loaded = learner.load(saved.result())
+        loaded = learner.load(str(saved.result()))
         repeated = [learner.update(ROWS, rate=1e-2), learner.forward(ROWS)]
     assert saved.result() == tmp_path / "checkpoints" / "step-1" and loaded.result()["note"] == 7
     assert repeated[0].result() == after[0].result()
