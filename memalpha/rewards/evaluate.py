@@ -214,7 +214,9 @@ def text_summary(records: Sequence[Record], trajectories: Sequence[Trajectory[Te
     """
     unscored = len(trajectories) - len(records)
     if not records:
-        raise RewardError(f"no reward function applies to any of {unscored} replies")
+        raise RewardError(
+            f"no reward function applies to any of {unscored} replies, or none of its judges gave a readable grade"
+        )
     names = dict.fromkeys(name for record in records for name in record.scores)
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     sampled = sum(len(turn.completion.completion_ids) for turn in turns)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from memalpha.config import (
 )
 from memalpha.config.common import Config
 from memalpha.config.training import AnyTraining
-from memalpha.errors import CheckpointError, ConfigError, DataError
+from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingError
 from memalpha.train.learner.distributed import join_world, local_device
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.progress import Callbacks, OnStep, check_trackers
@@ -305,7 +306,7 @@ def _compose(config: AnyTraining, directory: RunDirectory, inputs: Mapping[str, 
 
 @contextmanager
 def _machine_errors(out: Path) -> Iterator[None]:
-    """Raise errors of the disk, the rights and the descriptors as `CheckpointError`."""
+    """Raise errors of the disk, the rights and the descriptors as `CheckpointError`, full memory as `TrainingError`."""
     try:
         yield
     except OSError as error:
@@ -321,3 +322,21 @@ def _machine_errors(out: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{out}: weights cannot be written or read ({error}): mend that, and run the same command again"
         ) from error
+    except torch.OutOfMemoryError as error:
+        raise TrainingError(f"{str(error).splitlines()[0]}: {_memory_advice(error, out)}") from error
+
+
+def _memory_advice(error: BaseException, out: Path) -> str:
+    """Say which settings take less memory in the phase that ran out of it."""
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    plan = "--plan --gpu CARD tells before a run what a step takes"
+    if any(name.startswith("memalpha.train.learner") for name in modules):
+        return (
+            "learning ran out of memory: set compute.gradient_checkpointing, lower compute.microbatch_tokens and "
+            f"compute.head_tokens, or set lora, with another out (init_from={out} starts from its best weights); "
+            f"{plan}"
+        )
+    return (
+        "sampling, or loading the models, ran out of memory: lower sampling.batch_tokens and sampling.decode_rows and "
+        f"run the same command again, it resumes; a smaller model, or compute.dtype=bfloat16, takes less, too; {plan}"
+    )

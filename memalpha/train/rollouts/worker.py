@@ -129,7 +129,10 @@ def drop_unscored(groups: Sequence[TrajectoryGroup[AnyTask]]) -> list[Trajectory
     ]
     scored = [group for group in scored if group.trajectories]
     if groups and not scored:
-        raise RewardError("none of a step's replies has a reward: no reward function applies to any of them")
+        raise RewardError(
+            "none of a step's replies has a reward: no reward function applies to any of them, or none of its judges "
+            "gave a readable grade"
+        )
     return scored
 
 

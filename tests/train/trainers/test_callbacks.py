@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from transformers import TrainerCallback
 
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, TrainingError
 from memalpha.train.api import train
 
 
@@ -88,3 +89,19 @@ def test_what_is_no_callback_is_refused_before_anything_starts(small, tmp_path):
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=r"evaluation\.eval_steps says when"):
         train(small(max_steps=1), callbacks=[Asking])
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [
+        ("torch.nn.utils.clip_grad_norm_", r"learning ran out of memory: set compute\.gradient_checkpointing"),
+        ("memalpha.policy.transformers.TransformersPolicy.open_queue", r"sampling, .* lower sampling\.batch_tokens"),
+    ],
+)
+def test_full_memory_ends_with_the_settings_that_need_less(small, monkeypatch, function, advice):
+    def run_out(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation.")
+
+    monkeypatch.setattr(function, run_out)
+    with pytest.raises(TrainingError, match=rf"Tried to allocate 2\.00 GiB\.: {advice}"):
+        train(small(max_steps=1))
