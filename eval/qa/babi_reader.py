@@ -127,8 +127,8 @@ class RuleReader:
 
     def _answer(self, item: Reading) -> Answer:
         view = View()
-        for hit in sorted(item.hits, key=lambda hit: hit.entry.valid_from):
+        for hit in sorted(item.memory.hits, key=lambda hit: hit.entry.valid_from):
             for line in hit.entry.content.splitlines():
                 view.add_line(line.strip())
         text = view.answer(item.question)
-        return Answer(text, text == ABSTAIN, hits=item.hits)
+        return Answer(text, text == ABSTAIN, hits=item.memory.hits)

@@ -73,9 +73,10 @@ class CopyReader:
         """Return one answer per item, from the best of the k entries."""
         answers, readings = [], retrieve(items, k or self.config.k)
         for item in apply_conflict_rule(readings, self.conflicts):
-            best = item.hits[0].entry if item.hits else None
+            hits = item.memory.hits
+            best = hits[0].entry if hits else None
             text = ABSTAIN if best is None else copy_answer(item.question, best.content, best.timestamp)
-            answers.append(Answer(text, best is None, hits=item.hits))
+            answers.append(Answer(text, best is None, hits=hits))
         return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
 

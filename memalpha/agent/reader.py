@@ -60,10 +60,6 @@ class Search:
     query: str
     retrieved: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the search as JSON values."""
-        return {"query": self.query, "retrieved": list(self.retrieved)}
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -125,23 +121,21 @@ class RetrievedMemory:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Question with the entries and core memory that a reader sees.
+    """Question with what a reader sees of its memory.
 
     Attributes:
         question: text of the question.
-        hits: entries, best first.
-        core: core memory text.
-        live: returns all entries of the memory; None: they are not known, and the conflict rule uses `hits`.
+        memory: entries that were retrieved for it, and what the reader may ask of their memory.
         full_question: question for a language model, with date and choices; "": same as `question`.
-        search: returns the hits of another query, best first; None: the memory cannot be searched further.
     """
 
     question: str
-    hits: tuple[Hit, ...]
-    core: str = ""
-    live: Callable[[], Sequence[MemoryEntry]] | None = None
+    memory: RetrievedMemory
     full_question: str = ""
-    search: Callable[[str], Sequence[Hit]] | None = None
+
+    def with_hits(self, hits: Iterable[Hit]) -> Reading:
+        """Return the reading with other entries in view."""
+        return replace(self, memory=replace(self.memory, hits=tuple(hits)))
 
 
 class Reader(Protocol):
@@ -226,13 +220,11 @@ def retrieve(items: Sequence[Item], k: int) -> list[Reading]:
         questions = [items[n][0] for n in numbers]
         texts = [question if isinstance(question, str) else question.question for question in questions]
         hits_of = memory.search_many(texts, k)
-        if isinstance(memory, RetrievedMemory):
-            live, search = memory.live, memory.further
-        else:
-            live, search = cache(memory.list), partial(memory.search, k=k)
+        if not isinstance(memory, RetrievedMemory):
+            memory = RetrievedMemory((), memory.core, cache(memory.list), partial(memory.search, k=k))
         for number, question, text, hits in zip(numbers, questions, texts, hits_of, strict=True):
             full_question = "" if isinstance(question, str) else question_with_choices(question)
-            readings[number] = Reading(text, tuple(hits), memory.core, live, full_question, search)
+            readings[number] = Reading(text, replace(memory, hits=tuple(hits)), full_question)
     return [readings[number] for number in range(len(items))]
 
 
@@ -285,7 +277,7 @@ class PolicyReader:
         """
         readings = retrieve(items, k or self.config.k)
         if self.quotes:
-            readings = [replace(item, hits=_distinct(item.hits)) for item in readings]
+            readings = [item.with_hits(_distinct(item.memory.hits)) for item in readings]
         if self.config.kind == "agentic":
             answers = self._search_and_answer(readings)
         elif self.config.kind == "full-memory":
@@ -309,7 +301,7 @@ class PolicyReader:
         keys = []
         for index, item in enumerate(visible):
             question, made = item.full_question or item.question, None if queries is None else queries[index]
-            messages = reader_messages(question, item.hits, self.config, core=item.core, queries=made)
+            messages = reader_messages(question, item.memory.hits, self.config, core=item.memory.core, queries=made)
             keys.append(key := tuple(message["content"] for message in messages))
             if key not in prompts:
                 prompts[key] = SampleRequest(
@@ -335,7 +327,7 @@ class PolicyReader:
         """
         inquiries = [_Inquiry(item) for item in items]
         answers: dict[int, Answer] = {}
-        active = [index for index, item in enumerate(items) if item.search is not None]
+        active = [index for index, item in enumerate(items) if item.memory.further is not None]
         while active:
             queries = [[search.query for search in inquiries[index].searches] for index in active]
             replies = self._ask([inquiries[index].reading for index in active], queries)
@@ -352,26 +344,27 @@ class PolicyReader:
 
     def _fill_context(self, item: Reading) -> tuple[Reading, int]:
         """Return the item with the newest live entries that fit, and the number of older ones left out."""
-        if item.live is None:
+        if item.memory.live is None:
             raise ConfigError(
                 "reader.kind: full-memory needs a system that shows its entries (method `entries`); take policy"
             )
-        whole = replace(item, hits=tuple(Hit(entry, 0.0) for entry in item.live()))
-        entries = order_notes(apply_conflict_rule([whole], self.conflicts)[0].hits)
-        room = self.config.context_tokens - count_checked(self.policy, item.core)
+        whole = item.with_hits(Hit(entry, 0.0) for entry in item.memory.list())
+        entries = order_notes(apply_conflict_rule([whole], self.conflicts)[0].memory.hits)
+        room = self.config.context_tokens - count_checked(self.policy, item.memory.core)
         first = len(entries)
         while first and (room := room - count_checked(self.policy, f"- {note_line(entries[first - 1])}\n")) >= 0:
             first -= 1
-        return replace(item, hits=tuple(Hit(entry, 0.0) for entry in entries[first:])), first
+        return item.with_hits(Hit(entry, 0.0) for entry in entries[first:]), first
 
     def _answer(self, reply: Completion, item: Reading, prompt: str) -> Answer:
         text, truncated = reply.text[after_thinking(reply.text) :].strip(), reply.stop_reason == "length"
+        hits = item.memory.hits
         if not self.config.cite:
-            return Answer(text, is_abstention(text), hits=item.hits, prompt=prompt, truncated=truncated)
+            return Answer(text, is_abstention(text), hits=hits, prompt=prompt, truncated=truncated)
         cited = parse_cited(text)
         answer = cited.answer or ""
-        ids = tuple(entry.id for entry in order_notes(item.hits))
-        return Answer(answer, is_abstention(answer), False, item.hits, prompt, cited, ids, truncated)
+        ids = tuple(entry.id for entry in order_notes(hits))
+        return Answer(answer, is_abstention(answer), False, hits, prompt, cited, ids, truncated)
 
 
 @dataclass(slots=True)
@@ -386,13 +379,13 @@ class _Inquiry:
         for call in calls:
             made = {self.reading.question.casefold(), *(search.query.casefold() for search in self.searches)}
             query = search_query(call)
-            if query is None or query.casefold() in made or self.reading.search is None:
+            if query is None or query.casefold() in made or self.reading.memory.further is None:
                 return False
-            hits = self.reading.search(query)
+            hits = self.reading.memory.further(query)
             self.searches.append(Search(query, tuple(hit.entry.id for hit in hits)))
-            notes = {note_line(hit.entry) for hit in self.reading.hits}
-            new = [hit for hit in hits if note_line(hit.entry) not in notes]
-            self.reading = replace(self.reading, hits=(*self.reading.hits, *new))
+            shown = self.reading.memory.hits
+            notes = {note_line(hit.entry) for hit in shown}
+            self.reading = self.reading.with_hits((*shown, *(hit for hit in hits if note_line(hit.entry) not in notes)))
             if len(self.searches) == limit:
                 return False
         return True
@@ -447,12 +440,12 @@ class ExtractiveReader:
         answers, readings = [], retrieve(items, k or self.config.k)
         for item, (_, memory) in zip(apply_conflict_rule(readings, self.conflicts), items, strict=True):
             if not item.question.lower().startswith("how many"):
-                text = _extract(item.question, item.hits)
+                text = _extract(item.question, item.memory.hits)
             elif isinstance(memory, RetrievedMemory):
-                text = _count(item.question, [hit.entry for hit in item.hits])
+                text = _count(item.question, [hit.entry for hit in item.memory.hits])
             else:
                 text = _count(item.question, memory.list())
-            answers.append(Answer(text, text == ABSTAIN, hits=item.hits))
+            answers.append(Answer(text, text == ABSTAIN, hits=item.memory.hits))
         return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
 
@@ -463,7 +456,7 @@ def apply_conflict_rule(items: Sequence[Reading], conflicts: Conflicts) -> Seque
     """
     if conflicts != "newest":
         return items
-    return [replace(item, hits=tuple(keep_newest(item.hits))) for item in items]
+    return [item.with_hits(keep_newest(item.memory.hits)) for item in items]
 
 
 def mark_conflicts(answers: Sequence[Answer], items: Sequence[Reading]) -> list[Answer]:
@@ -471,8 +464,8 @@ def mark_conflicts(answers: Sequence[Answer], items: Sequence[Reading]) -> list[
     marked = []
     for answer, item in zip(answers, items, strict=True):
         slot = None if answer.abstained else answer_slot(answer.text, answer.hits)
-        live = [hit.entry for hit in item.hits] if item.live is None else item.live()
-        marked.append(replace(answer, conflict=True) if slot is not None and in_conflict(slot, live) else answer)
+        is_disputed = slot is not None and in_conflict(slot, item.memory.list())
+        marked.append(replace(answer, conflict=True) if is_disputed else answer)
     return marked
 
 
@@ -515,14 +508,14 @@ def _quoted(answer: Answer, item: Reading) -> Answer:
     A number that is asked for and that the best entry lacks is the number of entries.
     """
     best = [hit.entry for hit in answer.hits[:QUOTED]]
-    texts = [item.core, *(f"{entry.content} {entry.timestamp or ''}" for entry in best)]
+    texts = [item.memory.core, *(f"{entry.content} {entry.timestamp or ''}" for entry in best)]
     shown = {"yes", "no", *_WORD.findall(" ".join(texts).lower())}
     words = _WORD.findall(answer.text.lower())
     if not best or answer.abstained or (words and shown.issuperset(words)):
         return answer
     _, value = key_value(best[0].content) or ("", best[0].content)
     if item.question.lower().startswith("how many") and not any(map(str.isdigit, value)):
-        value = _count(item.question, [hit.entry for hit in item.hits])
+        value = _count(item.question, [hit.entry for hit in item.memory.hits])
     return replace(answer, text=value, abstained=is_abstention(value))
 
 

@@ -20,7 +20,6 @@ from memalpha.agent.reader import (
     Item,
     PolicyReader,
     Reader,
-    RetrievedMemory,
     retrieve,
 )
 from memalpha.config import EvalConfig, ReaderConfig
@@ -196,11 +195,8 @@ class CheckedReader:
         if self._counts.answers >= MIN_ANSWERS:
             return self.reader.answer(items, k=k)
         readings = retrieve(items, k or self.config.k)
-        found: list[Item] = [
-            (question, RetrievedMemory(item.hits, item.core, item.live, item.search))
-            for (question, _), item in zip(items, readings, strict=True)
-        ]
-        first = [index for index, item in enumerate(readings) if item.hits][:FIRST_ANSWERS]
+        found: list[Item] = [(question, item.memory) for (question, _), item in zip(items, readings, strict=True)]
+        first = [index for index, item in enumerate(readings) if item.memory.hits][:FIRST_ANSWERS]
         answers = dict(zip(first, self.reader.answer([found[index] for index in first]), strict=True))
         self._counts = self._counts.plus(AnswerCounts.of(answers.values()))
         if self._counts.answers >= MIN_ANSWERS and (fault := find_reader_fault(self._counts, self.reader)):
