@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import json
 from pathlib import Path
+from typing import Any
 
 from memalpha.errors import DataError
 
@@ -57,3 +59,19 @@ def to_utf8(data: bytes, name: str) -> bytes:
     if data.startswith(UTF_16):
         return decode_text(data, name).encode()
     return data.removeprefix(codecs.BOM_UTF8)
+
+
+def parse_json(text: str | bytes, location: str) -> Any:
+    """Return the value of a JSON text. Raises `DataError` naming the location if it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{location}: not JSON: {error}") from error
+
+
+def parse_json_or_none(text: str | bytes) -> Any:
+    """Return the value of a JSON text; None for another text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -12,7 +12,6 @@ nothing, and a power failure loses whole conversations.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +28,7 @@ from memalpha.store.memory import WorkingMemory
 from memalpha.store.open import is_url, is_written, open_database, write_log
 from memalpha.store.state import MemoryState
 from memalpha.tasks.formats.jsonl import iterate_lines, parse_task
+from memalpha.text_files import parse_json_or_none
 from memalpha.types import Operation
 from memalpha.workers import Killed, Pool, run_jobs
 
@@ -233,10 +233,7 @@ def _iterate_shard(path: Path, index: int, count: int) -> Iterator[ConversationL
 
 
 def _task_id(raw: bytes) -> str | None:
-    try:
-        value = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
+    value = parse_json_or_none(raw)
     task = value.get("id") if isinstance(value, dict) else None
     return task if isinstance(task, str) and task else None
 

@@ -11,7 +11,7 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ from memalpha.qa.scoring.stats import (
     mean_and_deviation,
     with_mcnemar,
 )
-from memalpha.text_files import read_text
+from memalpha.text_files import parse_json, read_text
 
 Value = Literal["score", "correct"]
 ALL_ABILITIES = "all"
@@ -92,10 +92,6 @@ class Comparison:
     method: str
     differ: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the comparison as plain values."""
-        return asdict(self)
-
 
 def load_records(path: str | Path) -> list[Record]:
     """Load the records of one `eval/<name>.jsonl`.
@@ -106,10 +102,7 @@ def load_records(path: str | Path) -> list[Record]:
     records = []
     for number, line in enumerate(read_text(Path(path)).rstrip("\n").split("\n"), start=1):
         where = f"{path}:{number}"
-        try:
-            item = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{where}: not valid JSON: {error}") from error
+        item = parse_json(line, where)
         if not isinstance(item, dict):
             raise DataError(f"{where}: not a record of an evaluation")
         for name in ("task", "question_id", "question", "gold", "score", "correct", "ability"):

@@ -43,6 +43,7 @@ from memalpha.endpoint_calls import (
 from memalpha.errors import EmbedderError, MemalphaError, PolicyError, StoreError, install_command
 from memalpha.forks import ForkAware
 from memalpha.hub import hub_reachable
+from memalpha.text_files import parse_json_or_none
 
 if TYPE_CHECKING:
     from memalpha.store.backends.namespace import Namespace
@@ -380,7 +381,7 @@ class SentenceTransformerEmbedder:
     comes with a model is never run: such a model raises `EmbedderError`.
     """
 
-    def __init__(self, name: str, path: str | None = None, batch_size: int = 32) -> None:
+    def __init__(self, name: str, path: str | None = None) -> None:
         if importlib.util.find_spec("sentence_transformers") is None:
             raise EmbedderError(
                 f"embedder {name!r} needs sentence-transformers, which is not installed: {INSTALL_HINT}"
@@ -401,14 +402,13 @@ class SentenceTransformerEmbedder:
             reason = str(error).strip().split("\n")[0]
             raise EmbedderError(f"embedder {name!r} cannot be loaded ({reason}): {INSTALL_HINT}") from error
         self.name = name
-        self._batch_size = batch_size
         self.dim = int(self._model.encode(["dimension"], show_progress_bar=False).shape[1])
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return L2-normalised rows, float32 `(len(texts), dim)`."""
         if not texts:
             return np.zeros((0, self.dim), np.float32)
-        vectors = self._model.encode(list(texts), batch_size=self._batch_size, show_progress_bar=False)
+        vectors = self._model.encode(list(texts), show_progress_bar=False)
         return normalize(np.asarray(vectors, np.float32))
 
 
@@ -485,7 +485,7 @@ class EndpointEmbedder:
         reason = ""
         for attempt in range(TRIES):
             status, headers, content = self._post(body)
-            answer = _parse_json(content)
+            answer = parse_json_or_none(content)
             if status == 200 and answer is not None:
                 return self._read_vectors(answer, texts)
             words = read_error(answer, content.decode("utf-8", "replace"), self._key)
@@ -554,13 +554,6 @@ def _batches(texts: Sequence[str]) -> list[list[str]]:
             characters = len(text)
         batches[-1].append(text)
     return batches
-
-
-def _parse_json(content: bytes) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        return None
 
 
 class CachedEmbedder(ForkAware):

@@ -24,7 +24,7 @@ from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.sqlite import locked_file, move_file, remove_abandoned_files, temporary_path
 from memalpha.store.fields import FIELDS, Kind, check_timestamp, clean_content, format_utc
 from memalpha.store.schema import MemorySchema
-from memalpha.text_files import read_text
+from memalpha.text_files import parse_json, read_text
 from memalpha.types import LoggedKind, Operation
 
 VERSION = 1
@@ -145,7 +145,7 @@ def read_jsonl(path: Path) -> list[tuple[int, _Line]]:
         if not text.strip():
             continue
         location = f"{path}:{number}"
-        data = _parse_json(location, text)
+        data = parse_json(text, location)
         if number == 1 and isinstance(data, dict) and "memalpha" in data:
             if data["memalpha"] != VERSION:
                 raise DataError(f"{location}: file format {data['memalpha']!r}, this memalpha reads {VERSION}")
@@ -168,7 +168,7 @@ def parse_fields(location: str, text: str, names: Sequence[str]) -> dict[str, An
     Raises:
         DataError: The JSON or a field is invalid.
     """
-    data = _parse_json(location, text)
+    data = parse_json(text, location)
     for name in data if isinstance(data, dict) else ():
         if name not in names:
             raise DataError(f"{location}: {name}: the fields are {', '.join(names)}")
@@ -177,13 +177,6 @@ def parse_fields(location: str, text: str, names: Sequence[str]) -> dict[str, An
         for name, value in _parse_line(location, data).model_dump(include=set(names)).items()
         if value is not None
     }
-
-
-def _parse_json(location: str, text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{location}: not JSON: {error}") from error
 
 
 def _parse_line(location: str, data: Any) -> _Line:

@@ -6,7 +6,6 @@ summaries it is the share of keywords found (one text with commas, or a list), f
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -17,6 +16,7 @@ from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, parse_answers, to_iso_time
 from memalpha.tasks.dataset_info import DataSet, shipped_card
 from memalpha.tasks.formats.files import find_file, iter_parquet_rows, require_field
+from memalpha.text_files import parse_json
 from memalpha.types import Chunk, Question, Task
 
 DATA = (shipped_card("memalpha"), shipped_card("memalpha_mab"))
@@ -118,10 +118,7 @@ def _task(row: Mapping[str, Any], source: str, id: str, location: str) -> Task:
 
 
 def _json(text: Any, kind: type, location: str) -> Any:
-    try:
-        value = json.loads(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{location}: not JSON: {error}") from error
+    value = parse_json(text, location) if isinstance(text, str) else text
     if not isinstance(value, kind):
         raise DataError(f"{location}: a JSON {kind.__name__} is needed")
     return value

@@ -37,7 +37,7 @@ from typing import Any, TypeGuard
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, split_text
 from memalpha.tasks.formats.files import pack_turns, require_field
-from memalpha.text_files import UTF_16, read_text, to_utf8
+from memalpha.text_files import UTF_16, parse_json, parse_json_or_none, read_text, to_utf8
 from memalpha.types import Chunk, SpeakerTurn, Task, is_iso_time
 
 _SUFFIXES = (".txt", ".json", ".zip")
@@ -73,7 +73,7 @@ def _load_chats(path: Path, dates: str | None) -> list[Task] | None:
     if tasks is None and dates is not None:
         raise DataError(f"{path}: dates belongs to chats exported as text only")
     if tasks is None:
-        value = _parse_json(read_text(path)) if path.is_file() else None
+        value = parse_json_or_none(read_text(path)) if path.is_file() else None
         messages = value.get("messages") if isinstance(value, Mapping) else value
         if not is_messages(messages) or "role" not in messages[0]:
             return None
@@ -175,19 +175,12 @@ def load_exports(
     text = read_text(path)
     if is_whatsapp(text):
         return [_read_whatsapp(text, path, dates, size, exact_times)]
-    value = _parse_json(text)
+    value = parse_json_or_none(text)
     items = value if isinstance(value, list) else [value]
     first = next((item for item in items if isinstance(item, Mapping)), {})
     if "mapping" not in first and "chat_messages" not in first:
         return None
     return load_assistant_export(value, path, size, exact_times=exact_times)
-
-
-def _parse_json(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
 
 
 def with_turn_ids(task: Task) -> Task:
@@ -451,8 +444,8 @@ def load_messages(
         raise DataError(f"{path}: cannot be read ({error.strerror}): give the path of a file of messages") from error
     if path.suffix == ".jsonl":
         places = ((f"{path}:{number}", line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip())
-        return _pack(((place, _decode(line, place)) for place, line in places), timestamp, size, 0, exact_times)
-    value = _decode(data, str(path))
+        return _pack(((place, parse_json(line, place)) for place, line in places), timestamp, size, 0, exact_times)
+    value = parse_json(data, str(path))
     messages = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(messages, list):
         raise DataError(f'{path}: a list of messages is needed, or {{"messages": [...]}}')
@@ -471,13 +464,6 @@ def is_message_file(path: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(value, dict) and "role" in value and "chunks" not in value
-
-
-def _decode(data: bytes, location: str) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{location}: not JSON: {error}") from error
 
 
 def _pack(

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 
 from memalpha.arguments import check_target
 from memalpha.errors import DataError, install_command
-from memalpha.text_files import to_utf8
+from memalpha.text_files import parse_json_or_none, to_utf8
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
 
 _MODELS: dict[str, type[BaseModel]] = {
@@ -55,10 +55,7 @@ def load_jsonl(path: str | Path) -> list[Task]:
     try:
         tasks = _parse_unique(((f"{path}:{number}", f"on line {number}", raw) for number, raw in lines if raw.strip()))
     except DataError:
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            value = None
+        value = parse_json_or_none(data)
         if isinstance(value, list) or (value is not None and b"\n" in data.strip()):
             raise DataError(
                 f"{path}: one JSON value, not JSON Lines: write one task a line, an object without line breaks"

@@ -1,6 +1,7 @@
 """Arithmetic word problems by number: short stories of things that come and go.
 
-Each asks how many things there are at the end. The operations are drawn first; the sentences, the worked solution and
+Each asks how many things there are at the end: easy after one operation, medium after two, hard after two that follow a
+product, beside an irrelevant number. The operations are drawn first; the sentences, the worked solution and
 the answer follow from them. A test problem has a pair of numbers, added, subtracted or multiplied, that no training
 problem has.
 """
@@ -12,14 +13,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from memalpha.tasks.synthetic.phrases import Split, is_held_out, words
+from memalpha.tasks.synthetic.phrases import LEVELS, Level, Split, is_held_out, words
 from memalpha.types import TextTask
 
-Level = Literal["easy", "medium", "hard"]
 Sign = Literal["+", "-", "*"]
 
-LEVELS: tuple[Level, ...] = ("easy", "medium", "hard")
-"""easy: one operation; medium: two; hard: two after a product, and an irrelevant number."""
 HELD_OUT = 0.2
 """Share of the pairs of numbers that belong to split "test"."""
 LARGEST = 99

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from memalpha.errors import DataError
 from memalpha.tasks.formats.files import load_shipped_yaml
@@ -128,6 +128,9 @@ DAYS_AGO = {0: "today", 1: "yesterday", 2: "two days ago", 3: "three days ago", 
 
 
 Split = Literal["train", "test"]
+Level = Literal["easy", "medium", "hard"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+"""Levels of generated problems."""
 
 HELD_OUT = 0.25
 """Share of every pool that belongs to split "test"."""

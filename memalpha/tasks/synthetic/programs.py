@@ -9,15 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
-from memalpha.tasks.synthetic.phrases import Split, is_held_out
+from memalpha.tasks.synthetic.phrases import LEVELS, Level, Split, is_held_out
 from memalpha.types import TextTask
 
-Level = Literal["easy", "medium", "hard"]
-
-LEVELS: tuple[Level, ...] = ("easy", "medium", "hard")
-"""easy: one operation on a number; medium: two; hard: an operation on a list."""
 TESTS = 5
 """Tests of a problem."""
 
@@ -27,7 +23,7 @@ class ProblemKind:
     """Describe a kind of problem in terms of constants `k` and `m`.
 
     Attributes:
-        level: "easy", "medium" or "hard".
+        level: "easy": one operation on a number; "medium": two; "hard": an operation on a list.
         description: Words for the expression.
         code: Python expression; it computes the expected values, too.
     """
