@@ -18,7 +18,6 @@ from typing import Any
 from memalpha.store.fields import format_utc
 from memalpha.store.keyed_entries import KeyedEntries
 from memalpha.store.store import MemoryStore
-from memalpha.types import MemoryEntry
 
 _CATEGORY = "episodic"
 
@@ -57,11 +56,10 @@ class MemorySession:
 
         def pop() -> Any | None:
             with self._items.transaction():
-                last = _last(self._items.list())
-                if last is None:
+                if not (entries := self._items.list()):
                     return None
-                self._items.delete(last.id)
-                return last.metadata["message"]
+                self._items.delete(entries[-1].id)
+                return entries[-1].metadata["message"]
 
         return await asyncio.to_thread(pop)
 
@@ -77,9 +75,8 @@ class MemorySession:
 
     def _add(self, items: Sequence[Any]) -> None:
         with self._items.transaction():
-            last = _last(self._items.list())
-            time = format_utc(self._items.now())
-            for number, item in enumerate(items, 1 if last is None else int(last.id) + 1):
+            entries, time = self._items.list(), format_utc(self._items.now())
+            for number, item in enumerate(items, int(entries[-1].id) + 1 if entries else 1):
                 key = f"{number:06}"
                 self._items.put(
                     key,
@@ -89,10 +86,6 @@ class MemorySession:
                     source=self.session_id,
                     turn=key,
                 )
-
-
-def _last(entries: Sequence[MemoryEntry]) -> MemoryEntry | None:
-    return entries[-1] if entries else None
 
 
 def _text(item: Any) -> str:

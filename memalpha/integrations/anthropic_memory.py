@@ -42,14 +42,11 @@ class CommandError(MemalphaError):
 
 
 class MemoryTool:
-    """Serve the memory tool from one namespace of a store.
+    """Serve the memory tool from one namespace of a store; files are entries of the schema's default category."""
 
-    Files are entries of `category` (default: "semantic", or the schema's first).
-    """
-
-    def __init__(self, store: MemoryStore, *, category: str | None = None) -> None:
+    def __init__(self, store: MemoryStore) -> None:
         self.store = store
-        self._files = KeyedEntries(store, "file", category)
+        self._files = KeyedEntries(store, "file")
 
     def to_dict(self) -> dict[str, str]:
         """Return the tool for the `tools` of a request."""

@@ -62,7 +62,6 @@ class LangGraphStore(BaseStore):
         self,
         store: MemoryStore,
         *,
-        category: str | None = None,
         fields: Sequence[str] | None = None,
         route: Route = "soft",
         ttl: TTLConfig | None = None,
@@ -70,8 +69,7 @@ class LangGraphStore(BaseStore):
         """Wrap a store.
 
         Args:
-            store: Holds the items.
-            category: Category of the items; "semantic" by default, or the schema's first.
+            store: Holds the items, in the schema's default category.
             fields: Paths of the values that searches use, as in LangGraph's index configuration.
             route: Route of searches with a query; scores of "dense" are cosines, as LangGraph's are.
             ttl: LangGraph's settings (`default_ttl` in minutes, `refresh_on_read`). Expired items are never returned,
@@ -79,7 +77,7 @@ class LangGraphStore(BaseStore):
         """
         self.store = store
         self.ttl_config = ttl
-        self._items = KeyedEntries(store, "item", category)
+        self._items = KeyedEntries(store, "item")
         self._fields = fields
         self._route: Route = route
 
