@@ -53,7 +53,7 @@ def rows_of(store: MemoryStore) -> list[list[tuple]]:
 @given(facts, facts, st.booleans(), st.sampled_from([2, 500]))
 def test_bulk_insert_equals_single_inserts(before, batch, search_first, many) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memalpha.store.backends.namespace, "_BATCH", many)
+        patch.setattr(memalpha.store.backends.namespace, "_FEW", many)
         single, bulk = new(), new()
         for store in (single, bulk):
             for fact in before:

@@ -6,11 +6,11 @@ import sqlite3
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 from memalpha.arguments import brief_repr
 from memalpha.errors import DamagedStore, DeadlineExceeded, StoreError
@@ -30,22 +30,6 @@ def system_clock() -> datetime:
 def time_since_boot() -> float:
     """Return seconds that no setting of the clock changes, those of a suspended machine included."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
-
-
-class Cursor(Protocol):
-    """Result rows of a statement."""
-
-    def fetchone(self) -> Any: ...
-    def fetchmany(self, size: int = ..., /) -> list[Any]: ...
-    def fetchall(self) -> list[Any]: ...
-    def __iter__(self) -> Iterator[Any]: ...
-
-
-class Statements(Protocol):
-    """Executor of statements in SQLite's dialect, with `?` or `?1` for values."""
-
-    def execute(self, sql: str, values: Sequence[Any] = (), /) -> Cursor: ...
-    def executemany(self, sql: str, rows: Iterable[Sequence[Any]], /) -> Any: ...
 
 
 class Backend(ABC):

@@ -22,7 +22,7 @@ import numpy as np
 
 from memalpha.arguments import brief_repr
 from memalpha.errors import DamagedStore, StoreError, UnknownEntry
-from memalpha.store.backends.base import Backend, Cursor
+from memalpha.store.backends.base import Backend
 from memalpha.store.embedding import first_faulty_row
 from memalpha.store.fields import (
     ENTRY_COLUMNS,
@@ -97,8 +97,8 @@ class NamespaceScope:
         self.select("DELETE FROM namespaces WHERE ns = ?")
         self.database.namespace_ids.clear()
 
-    def select(self, sql: str, *values: Any) -> Cursor:
-        """Execute a statement whose first value is the namespace's id."""
+    def select(self, sql: str, *values: Any) -> Any:
+        """Execute a statement whose first value is the namespace's id, and return its cursor."""
         return self.statements.execute(sql, (self.namespace_id, *values))
 
     def first(self, sql: str, *values: Any) -> Any:
@@ -138,6 +138,13 @@ class LogEnd(NamedTuple):
     position: int = 0
     time: str = ""
     next_expiry: str | None = None
+
+
+def _batches(values: Iterable[T]) -> Iterator[tuple[list[T], str]]:
+    """Yield the values in batches that a statement can name, each with its placeholders."""
+    remaining = iter(values)
+    while batch := list(islice(remaining, _FEW)):
+        yield batch, ",".join("?" * len(batch))
 
 
 def _checked(value: Any, kind: type[T], name: str) -> T:
@@ -308,11 +315,10 @@ class OperationLog:
     def forks(self, ids: Sequence[str], names: Sequence[str]) -> list[str]:
         """Return those of `names` whose log shares operations on some ids with this one, as forks do."""
         found: set[str] = set()
-        for start in range(0, len(ids), _FEW):
-            batch = ids[start : start + _FEW]
+        for batch, marks in _batches(ids):
             query = (  # each log is read by its positions
                 "SELECT DISTINCT n.name FROM operations own CROSS JOIN namespaces n CROSS JOIN operations o "
-                f"WHERE own.ns = ? AND own.id IN ({','.join('?' * len(batch))}) "
+                f"WHERE own.ns = ? AND own.id IN ({marks}) "
                 f"AND n.name IN ({','.join('?' * len(names))}) "
                 "AND o.ns = n.ns AND o.seq = own.seq AND o.id = own.id AND o.time = own.time"
             )
@@ -329,7 +335,6 @@ class OperationLog:
 
 
 VERSION_COLUMNS = f"version, valid_from, valid_to, created, digest, {ENTRY_COLUMNS}"
-_BATCH = 500  # values per statement
 _PAGE = 1000  # entries that are read at once to filter them
 _INSERT_VERSION = f"INSERT INTO versions (ns, {VERSION_COLUMNS}) VALUES ({','.join('?' * (6 + len(ENTRY_NAMES)))})"
 _SELECT_DUPLICATE = (
@@ -364,9 +369,8 @@ class EntryTable(StateView):
 
     def used_ids(self, ids: Sequence[str]) -> set[str]:
         used = set()
-        for start in range(0, len(ids), _BATCH):
-            batch = ids[start : start + _BATCH]
-            query = f"SELECT DISTINCT id FROM versions WHERE ns = ? AND id IN ({','.join('?' * len(batch))})"
+        for batch, marks in _batches(ids):
+            query = f"SELECT DISTINCT id FROM versions WHERE ns = ? AND id IN ({marks})"
             used.update(id for (id,) in self._scope.select(query, *batch))
         return used
 
@@ -408,18 +412,16 @@ class EntryTable(StateView):
         """Return `version_at` of several entries, by id; entries that are not live are left out."""
         where, values = _live_condition(position)
         entries = {}
-        for start in range(0, len(ids), _BATCH):
-            batch = ids[start : start + _BATCH]
-            for entry in self._select_all(f"id IN ({','.join('?' * len(batch))}) AND {where}", *batch, *values):
+        for batch, marks in _batches(ids):
+            for entry in self._select_all(f"id IN ({marks}) AND {where}", *batch, *values):
                 entries[entry.id] = _as_live(entry)
         return entries
 
     def with_contents(self, digests: Sequence[bytes]) -> dict[Hashable, MemoryEntry]:
         """Return the live entries whose content has one of these digests, by `fact_identity`; of equals the oldest."""
         entries: dict[Hashable, MemoryEntry] = {}
-        for start in range(0, len(digests), _BATCH):
-            batch = digests[start : start + _BATCH]
-            where = f"{_IS_LIVE} AND digest IN ({','.join('?' * len(batch))}) ORDER BY created"
+        for batch, marks in _batches(digests):
+            where = f"{_IS_LIVE} AND digest IN ({marks}) ORDER BY created"
             for entry in self._select_all(where, *batch, index="live_content"):
                 entries.setdefault(fact_identity(self._schema, entry), entry)
         return entries
@@ -435,10 +437,8 @@ class EntryTable(StateView):
     def histories(self, ids: Sequence[str]) -> dict[str, list[MemoryEntry]]:
         """Return all versions of several entries by id, oldest first; unused ids are left out."""
         versions: dict[str, list[MemoryEntry]] = {}
-        storable = [id for id in ids if isinstance(id, str) and is_storable(id)]
-        for start in range(0, len(storable), _BATCH):
-            batch = storable[start : start + _BATCH]
-            for entry in self._select(f"id IN ({','.join('?' * len(batch))}) ORDER BY id, version", *batch):
+        for batch, marks in _batches(id for id in ids if isinstance(id, str) and is_storable(id)):
+            for entry in self._select(f"id IN ({marks}) ORDER BY id, version", *batch):
                 versions.setdefault(entry.id, []).append(entry)
         return versions
 
@@ -547,9 +547,7 @@ class EntryTable(StateView):
     def holders(self, ids: Collection[str]) -> dict[bytes, set[str]]:
         """Return every content that one of these ids holds, or held: its digest, with all ids that do."""
         holders: dict[bytes, set[str]] = {}
-        all_ids = list(dict.fromkeys(ids))
-        for start in range(0, len(all_ids), _BATCH):
-            batch = all_ids[start : start + _BATCH]
+        for batch, _ in _batches(dict.fromkeys(ids)):
             query = (
                 "SELECT DISTINCT digest, id FROM versions WHERE ns = ?1 AND digest IN (SELECT digest FROM versions "
                 f"WHERE ns = ?1 AND id IN ({','.join(f'?{number}' for number in range(2, 2 + len(batch)))}))"
@@ -641,10 +639,8 @@ class VectorTable:
     def of_texts(self, texts: Sequence[str], dim: int) -> dict[str, np.ndarray]:
         """Return the stored embeddings of the texts that have one, float32 (dim,) each. Raises `DamagedStore`."""
         texts_by_digest, vectors = {content_digest(text): text for text in texts}, {}
-        digests = list(texts_by_digest)
-        for start in range(0, len(digests), _BATCH):
-            batch = digests[start : start + _BATCH]
-            query = f"SELECT digest, vector FROM vectors WHERE ns = ? AND digest IN ({','.join('?' * len(batch))})"
+        for batch, marks in _batches(texts_by_digest):
+            query = f"SELECT digest, vector FROM vectors WHERE ns = ? AND digest IN ({marks})"
             for digest, vector in self._scope.select(query, *batch):
                 text = texts_by_digest[digest]
                 vectors[text] = decode_vectors([text], [vector], dim)[0]

@@ -43,7 +43,6 @@ from memalpha.store.backends.base import (
     Backend,
     Clock,
     Durability,
-    Statements,
     system_clock,
     timeout_setting,
 )
@@ -62,10 +61,10 @@ CONNECTIONS = 10
 """Connections of a store to a server at most, unless the URL says otherwise; further threads wait."""
 
 
-def split_schema(url: str, default: str = SCHEMA) -> tuple[str, str]:
-    """Split our own key `schema` off a URL; return the rest and the schema (`default` without one)."""
+def split_schema(url: str) -> tuple[str, str]:
+    """Split our own key `schema` off a URL; return the rest and the schema (`SCHEMA` without one)."""
     rest, values = _split_key(url, "schema")
-    schema = unquote(values[-1]) if values else default
+    schema = unquote(values[-1]) if values else SCHEMA
     if not re.fullmatch(r"(?!pg_)[A-Za-z0-9_ -]{1,63}", schema):
         message = "1 to 63 letters (of a to z), digits, _, - and spaces that do not begin with pg_ are needed"
         raise StoreError(f"schema {schema!r}: {message}")
@@ -694,7 +693,7 @@ class _PostgresScope(NamespaceScope):
     database: PostgresDatabase
 
     @property
-    def statements(self) -> Statements:
+    def statements(self) -> Any:
         return self.database.statements(self.name)
 
     def create(self) -> int:
