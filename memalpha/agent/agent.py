@@ -44,36 +44,22 @@ MAX_CHUNK_CHARACTERS = 4000
 """Maximum length in characters of chunks cut from a long text; same as in `memalpha read`."""
 
 
-def build_request(
-    observation: Observation,
-    config: AgentConfig,
-    schema: MemorySchema,
-    *,
-    key: tuple[int, ...] = (),
-    temperature: float = 0.0,
-) -> SampleRequest:
-    """Build the writer's prompt for one observation.
+def build_request(observation: Observation, config: AgentConfig, schema: MemorySchema) -> SampleRequest:
+    """Build the writer's prompt for one observation, to be sampled greedily.
 
     Args:
         observation: the writer's view of one chunk.
         config: prompt style and most new tokens.
         schema: categories of the memory.
-        key: key of the sampling noise.
-        temperature: sampling temperature; 0 is greedy.
-
-    Returns:
-        The request for `Policy.sample`.
     """
     messages, tools = writer_messages(observation, config, schema)
     return SampleRequest(
         messages,
         tools,
-        key,
-        temperature,
-        config.max_new_tokens,
-        config.thinking_tokens,
-        config.chat_template_kwargs,
-        observation,
+        max_new_tokens=config.max_new_tokens,
+        thinking_tokens=config.thinking_tokens,
+        chat_template_kwargs=config.chat_template_kwargs,
+        observation=observation,
         native_calls=config.form == "native",
     )
 

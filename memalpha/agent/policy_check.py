@@ -7,7 +7,7 @@ back. It samples nothing, but for an endpoint, whose server renders and parses: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from memalpha.agent import mem_alpha
@@ -65,10 +65,6 @@ class PolicyCheck:
         """Raise `PolicyError` if there are problems; it names all of them."""
         if self.problems:
             raise PolicyError(f"policy {self.policy!r} cannot write a memory: {'; '.join(self.problems)}")
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return asdict(self)
 
 
 @runtime_checkable

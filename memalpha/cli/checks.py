@@ -171,7 +171,7 @@ def check_policy(
 
     config = parse_writer_settings(settings)
     result = policy_check.check_policy(load_policy(policy, device="meta"), config)
-    print_result(result.as_json(), as_json, "\n".join(_format_check(result)))
+    print_result(result, as_json, "\n".join(_format_check(result)))
     result.raise_if_broken()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from memalpha.cli.options import AsJson, Overrides, print_result, write_page
+from memalpha.cli.options import AsJson, Overrides, print_result, to_json_value, write_page
 from memalpha.config import JudgeConfig, build_config, merge, parse_overrides
 from memalpha.errors import DataError
 from memalpha.qa.progress import show_progress
@@ -62,23 +62,18 @@ def evaluate(
     from memalpha.qa.from_config import load_settings, run_evaluation
 
     settings = load_settings(config, keys)
-    if settings.benchmark == "search":
-        from memalpha.qa.search_benchmark import format_search, run_search
-
-        result = run_search(settings)
-        print_result(result, as_json, format_search(result))
-        return
-    if settings.benchmark == "state" and settings.data is not None:
-        from memalpha.qa.gold_scores import format_gold_scores, score_memories
-
-        result = score_memories(settings)
-        print_result(result, as_json, format_gold_scores(result))
-        return
-    if settings.benchmark == "state":
-        from memalpha.qa.state_suite import format_state, run_state
-
-        result = run_state(settings)
-        print_result(result, as_json, format_state(result))
+    if settings.benchmark in ("search", "state"):  # without a reader
+        if settings.benchmark == "search":
+            from memalpha.qa.search_benchmark import format_search as format_result
+            from memalpha.qa.search_benchmark import run_search as measure
+        elif settings.data is not None:
+            from memalpha.qa.gold_scores import format_gold_scores as format_result
+            from memalpha.qa.gold_scores import score_memories as measure
+        else:
+            from memalpha.qa.state_suite import format_state as format_result
+            from memalpha.qa.state_suite import run_state as measure
+        result = measure(settings)
+        print_result(result, as_json, format_result(result))
         return
     try:
         reports = run_evaluation(settings)
@@ -156,7 +151,7 @@ def compare(
             out.write_text(formats[out.suffix](comparison), encoding="utf-8")
         except OSError as error:
             raise DataError(f"--out {out}: cannot be written: {error.strerror}") from error
-    print_result(comparison.as_json(), as_json, comparing.as_text(comparison))
+    print_result(comparison, as_json, comparing.as_text(comparison))
 
 
 def _has_name(system: ComparedSystem, name: str) -> bool:
@@ -164,7 +159,7 @@ def _has_name(system: ComparedSystem, name: str) -> bool:
 
 
 def _as_json(comparison: Comparison) -> str:
-    return json.dumps(comparison.as_json(), indent=1) + "\n"
+    return json.dumps(to_json_value(comparison), indent=1) + "\n"
 
 
 def check_judge(

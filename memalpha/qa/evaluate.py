@@ -768,7 +768,7 @@ def build_record(
         conflict=answer.conflict,
         abstained=is_refusal(answer, question.answers),
         truncated=answer.truncated,
-        searches=tuple(search.as_json() for search in answer.searches),
+        searches=tuple({"query": made.query, "retrieved": list(made.retrieved)} for made in answer.searches),
         left_out=answer.left_out,
         **fields,
     )

@@ -24,11 +24,10 @@ from typing import Any
 
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
-from memalpha.qa.passages import Retrieval
 from memalpha.qa.report import make_result_folder
 from memalpha.qa.scoring.judge import Judge, Statement, load_judge
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate
-from memalpha.qa.state_suite import read_with_systems
+from memalpha.qa.state_suite import memory_texts, read_with_systems
 from memalpha.store.search.lexical import term_counts
 from memalpha.store.values import contains, key_value
 from memalpha.tasks.load import load_evaluation_tasks
@@ -83,7 +82,7 @@ def score_memories(config: EvalConfig) -> dict[str, Any]:
             [
                 check
                 for task, memories in zip(tasks, by_task, strict=True)
-                for check in compare_task(task, [_texts(memory) for memory in memories])
+                for check in compare_task(task, [memory_texts(memory) for memory in memories])
             ],
             judge,
         )
@@ -102,11 +101,6 @@ def _probe(task: Task) -> Task:
         for chunk in task.chunks
     ]
     return task.model_copy(update={"questions": tuple(questions)})
-
-
-def _texts(retrieval: Retrieval) -> tuple[str, ...]:
-    core = (retrieval.full_core or retrieval.core).splitlines()
-    return tuple(passage.text for passage in retrieval.entries or ()) + tuple(line for line in core if line.strip())
 
 
 def compare_task(task: Task, memories: Sequence[tuple[str, ...]]) -> list[StatedCheck]:

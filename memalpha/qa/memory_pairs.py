@@ -25,7 +25,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.store.state import MemoryState
@@ -60,10 +59,6 @@ class MemoryPair:
     prompt: tuple[Mapping[str, str], ...]
     chosen: str
     rejected: str
-
-    def as_json(self) -> dict[str, Any]:
-        """Return a line for the data file of `memalpha train reward` (or `preferences`)."""
-        return {"prompt": list(self.prompt), "chosen": self.chosen, "rejected": self.rejected}
 
 
 def conversation_messages(task: Task) -> tuple[dict[str, str], ...]:
@@ -141,7 +136,8 @@ def memory_pairs(tasks: Sequence[Task], each: int, *, seed: int = 0) -> list[Mem
 def write_memory_pairs(path: Path, pairs: Iterable[MemoryPair]) -> None:
     """Write pairs as JSON Lines for `memalpha train reward data=PATH`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(pair.as_json()) + "\n" for pair in pairs), encoding="utf-8")
+    lines = [{"prompt": pair.prompt, "chosen": pair.chosen, "rejected": pair.rejected} for pair in pairs]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
 class _ConversationFacts:

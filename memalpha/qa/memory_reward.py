@@ -141,14 +141,14 @@ class MemoryReward:
             for question, record in zip(task.questions, records, strict=True):
                 scores[task.asked_after(question)].append(record.score)
             r1 = [sum(values) / len(values) if values else 0.0 for values in scores]
-            read_by_then = accumulate(self._chunk_sizes(task))
+            read_by_then = accumulate(_count(self.count_tokens, chunk.render()) for chunk in task.chunks)
             r3 = [
                 self._compression(size, state)
                 for size, state in zip(read_by_then, trajectory.states[: len(turns)], strict=False)
             ]
         else:
             r1 = [sum(record.score for record in records) / len(records) if records else 0.0] * len(turns)
-            read_tokens = sum(self._chunk_sizes(task))
+            read_tokens = conversation_tokens(task, self.count_tokens)
             r3 = [self._compression(read_tokens, state) for state in trajectory.states[-1:] or (None,)] * len(turns)
         r2 = [_call_share(turn, published) for turn in turns]
         r4, is_judged = [0.0] * len(turns), True
@@ -204,9 +204,6 @@ class MemoryReward:
         if not missing or not self.config.gamma or self.config.content not in ("gold", "state"):
             return []
         return [f"reward: r4 is off (weight 0) for {missing} of {len(tasks)} {scope}: they carry no gold operations"]
-
-    def _chunk_sizes(self, task: Task) -> list[int]:
-        return [_count(self.count_tokens, chunk.render()) for chunk in task.chunks]
 
     def _compression(self, read_tokens: int, state: MemoryState | None) -> float:
         """Return 1 - tokens of the memory / tokens of the chunks that were read."""

@@ -48,6 +48,12 @@ _ENDED = re.compile(
 )
 
 
+def memory_texts(retrieval: Retrieval) -> tuple[str, ...]:
+    """Return the texts of a memory: its entries, and the lines of its core text."""
+    core = (retrieval.full_core or retrieval.core).splitlines()
+    return (*(passage.text for passage in retrieval.entries or ()), *(line for line in core if line.strip()))
+
+
 def verdict(retrieval: Retrieval) -> str:
     """Return the verdict on a memory at the time of a question of the state world.
 
@@ -55,8 +61,7 @@ def verdict(retrieval: Retrieval) -> str:
         retrieval: The question, and the memory's entries and core text at that time.
     """
     question, meta = retrieval.question, retrieval.question.meta
-    texts = [passage.text for passage in retrieval.entries or ()]
-    texts += [line for line in (retrieval.full_core or retrieval.core).splitlines() if line.strip()]
+    texts = memory_texts(retrieval)
     current = question.answers[0] if question.answers else ""
     marks = set(words(meta["marks"]))
     for text in texts:

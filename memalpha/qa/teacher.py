@@ -102,16 +102,16 @@ class RowsFile:
 
     def is_done(self, task: Task, teacher: str) -> bool:
         """Return True if a task has rows, or none from this teacher although its calls could be executed."""
-        has_result = self._has_result(task, teacher) and not self.is_failed(task, teacher)
-        return task.id in self.tasks_with_rows or has_result
+        return task.id in self.tasks_with_rows or self._reason(task, teacher) not in (None, NO_CALL)
 
     def is_failed(self, task: Task, teacher: str) -> bool:
         """Return True if this teacher wrote a task without a call that was executed."""
-        return self._has_result(task, teacher) and self.conversations[task.id].reason == NO_CALL
+        return self._reason(task, teacher) == NO_CALL
 
-    def _has_result(self, task: Task, teacher: str) -> bool:
+    def _reason(self, task: Task, teacher: str) -> str | None:
+        """Return the reason of an earlier result of this teacher; None without one."""
         earlier = self.conversations.get(task.id)
-        return earlier is not None and earlier.teacher == teacher
+        return earlier.reason if earlier is not None and earlier.teacher == teacher else None
 
     def append(self, conversation: WrittenConversation, rows: Sequence[dict[str, Any]]) -> None:
         """Append the rows of a conversation, then its result."""

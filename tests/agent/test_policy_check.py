@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ def test_a_native_family():
     result = check_policy(policy_of("qwen3_5_think"))
     assert (result.template, result.format, result.thinking) == ("qwen3_5", "native", "switch")
     assert result.tools_shown and result.calls_read_back and not result.problems
-    assert json.loads(json.dumps(result.as_json()))["calls_read_back"] is True
+    assert json.loads(json.dumps(asdict(result)))["calls_read_back"] is True
 
 
 def test_no_room_is_refused_and_little_room_is_noted():
