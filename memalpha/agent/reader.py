@@ -263,9 +263,15 @@ class PolicyReader:
         self.cache = cache_frozen(policy) if frozen else None
         self.config = config or ReaderConfig(kind="policy")
         if self.config.cite and self.config.prompt == "compact":
-            raise ConfigError("reader.cite: a policy prompted in the compact style answers in a word; leave it out")
+            raise ConfigError(
+                "reader.cite: a policy prompted in the compact style answers in a word: leave it out, or set "
+                "reader.prompt=full for a language model"
+            )
         if self.config.kind == "agentic" and self.config.prompt == "compact":
-            raise ConfigError("reader.kind: a policy prompted in the compact style makes no searches; take policy")
+            raise ConfigError(
+                "reader.kind: a policy prompted in the compact style makes no searches: take policy, or set "
+                "reader.prompt=full for a language model"
+            )
         self.conflicts: Conflicts = self.config.conflicts or "keep"
         self.name = f"{self.config.kind if self.config.is_model else 'policy'}:{policy.name}"
 
