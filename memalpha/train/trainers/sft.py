@@ -11,12 +11,13 @@ can start the other. Loss and gradient equal those of TRL's SFTTrainer on the sa
 
 Validation is the cross-entropy of held-out rows: those of the validation tasks, also in a file whose rows name their
 `task`; otherwise of the last fifth of a file's lines or of a run's tasks, at most `validation_tasks`. Beside it stands
-that of the tokens of contents alone. With `source=best` it is the accuracy on the validation tasks, because the rows
-are the policy's own.
+that of the tokens of contents alone: most tokens of a call are its form, which a model learns first. The weights are
+chosen by that loss in a synthetic world. A task file's are chosen by the accuracy on the validation tasks, because
+few rows lower the loss of their like while a start that writes well unlearns the rest; so are those of `source=best`,
+whose rows are the policy's own.
 
-Most tokens of a call are its form, which a model learns first. The loss over contents alone says what it has learnt to
-write. `rows.jsonl` in the run directory stores the rows, so that a resumed run uses the same ones even if their source
-has changed.
+`rows.jsonl` in the run directory stores the rows, so that a resumed run uses the same ones even if their source has
+changed.
 """
 
 from __future__ import annotations
@@ -365,12 +366,12 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
     if source is not None and scorer is not None and (evaluates or is_rejection_sampling):
         tasks = TaskEvaluations(
             Evaluator(rollouts, scorer, world),
-            source.validation if is_rejection_sampling else (),
+            source.validation if is_rejection_sampling or source.file_tasks else (),
             source.held_out if evaluates else (),
             directory,
             display,
             notes=scorer.rewards.notes(source.held_out, "held-out tasks"),
-            stop_below=config.evaluation.stop_below,
+            stop_below=config.evaluation.stop_below if is_rejection_sampling else None,
         )
     content = [content_tokens(policy, row, config.agent.reply_form) for row in held_out]
     learner = ImitationLearner(engine, content)
@@ -445,12 +446,12 @@ class ImitationStep(RowStep[TrainingSample]):
 
 
 class ImitationEvaluations(RowEvaluations[TrainingSample]):
-    """Validates by the loss on held-out rows, or on tasks; may evaluate tasks before and after.
+    """Validates by the accuracy on tasks, or else by the loss on held-out rows; may evaluate tasks before and after.
 
     Args:
         learner: Measures the loss.
-        held_out: Rows that validate.
-        tasks: Evaluations on tasks; validation tasks take the place of rows.
+        held_out: Rows whose loss is measured.
+        tasks: Evaluations on tasks; validation tasks choose the weights.
     """
 
     def __init__(self, learner: ImitationLearner, held_out: Rows, tasks: TaskEvaluations | None = None) -> None:
@@ -463,10 +464,11 @@ class ImitationEvaluations(RowEvaluations[TrainingSample]):
             self.tasks.before()
 
     def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
-        """Return minus the loss on held-out rows, or the accuracy on validation tasks."""
+        """Return the accuracy on validation tasks, or else minus the loss on held-out rows."""
+        score = super().validate(step, metrics)
         if self.tasks is not None and self.tasks.validation:
             return self.tasks.validate(step, metrics)
-        return super().validate(step, metrics)
+        return score
 
     def summary(self) -> dict[str, Any]:
         """Return the evaluations before and after, and the losses on held-out rows."""

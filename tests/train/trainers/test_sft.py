@@ -163,14 +163,19 @@ def test_a_user_s_file(supervised, tmp_path):
         train(supervised(source=str(path), out=str(tmp_path / "one")))
 
 
-def test_rows_of_the_validation_tasks_validate(supervised, tmp_path):
+def test_rows_and_accuracy_of_the_validation_tasks_validate(supervised, tmp_path):
     """Reinforcement on the same file validates on tasks that its supervised start has not imitated."""
     tasks, path = load_tasks("synthetic", limit=8), tmp_path / "named.jsonl"
     save_jsonl(tasks, tmp_path / "tasks.jsonl")
     rows = [{"task": task.id, "prompt": f"chunk {n}", "completion": "x"} for task in tasks for n in range(2)]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     settings = supervised(source=str(path), data=str(tmp_path / "tasks.jsonl"), evaluate=True, eval_tasks=1)
-    train(settings)
+    start = train(settings)["start_validation"]
+    assert (
+        {"validation_accuracy", "validation_loss"} <= start.keys() <= lines(settings.out / "metrics.jsonl")[-1].keys()
+    )
+    state = json.loads((settings.out / "checkpoints" / "best" / "state.json").read_text())
+    assert state["best"]["score"] >= 0, "an accuracy, not minus a loss"
     validating, imitated = (
         {row["task"] for row in lines(settings.out / "rows.jsonl") if row["validation"] is part}
         for part in (True, False)
