@@ -203,6 +203,9 @@ def load_fixed_rows(
     _append_rows(directory, BEFORE_TRAINING, rows, held_out)
     tokens = sum(len(row.completion_ids) for row in rows)
     note = f"; {left_out} turns left out: a call failed, or the reply was cut off" if left_out else ""
+    steps, batch_rows = config.max_steps or config.optimizer.schedule_steps, config.optimizer.batch_rows
+    if config.optimizer.epochs is None:
+        note = f"; {steps} steps see each {max(1, round(steps * batch_rows / len(rows)))} times{note}"
     display.log(f"{counted(len(rows), 'row')} to imitate ({tokens} tokens), {len(held_out)} to validate{note}")
     return rows, held_out
 
