@@ -28,6 +28,7 @@ from memalpha import __version__
 from memalpha.arguments import check_path
 from memalpha.cli import checks, config, data, evaluate, read, serve, store, train
 from memalpha.cli.options import PROCESS_RANK, visible
+from memalpha.config.files import SYNONYMS
 from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean, install_command
 
 
@@ -91,15 +92,20 @@ class _SettingsCommand(_Command):
     """Command with `KEY=VALUE` settings; a setting written as an option is refused with the form to write."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        options = {option for parameter in self.get_params(ctx) for option in parameter.opts}
+        synonyms = SYNONYMS if ctx.info_name == "train" else {}
+        options = {option.lstrip("-") for parameter in self.get_params(ctx) for option in parameter.opts}
         for index, word in enumerate(args):
             name, equals, value = word.partition("=")
-            if not name.startswith("--") or name in options or did_you_mean(name, options):
+            short = name.removeprefix("--")  # dashes would make any two short names alike
+            key = short.replace("-", "_")
+            if not name.startswith("--") or short in options:
+                continue
+            if key not in synonyms and did_you_mean(short, options):
                 continue
             if not equals:
                 value = next((following for following in args[index + 1 : index + 2] if following[0:1] != "-"), "VALUE")
-            key = name.removeprefix("--").replace("-", "_")
-            raise ConfigError(f"no option {name}: settings are written without dashes, such as {key}={value}")
+            setting = synonyms.get(key, key).partition(" ")[0]
+            raise ConfigError(f"no option {name}: settings are written without dashes, such as {setting}={value}")
         return super().parse_args(ctx, args)
 
 

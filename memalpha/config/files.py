@@ -133,9 +133,19 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str, overrides: 
             elif item["input"] is None and item["type"].endswith("_type"):
                 lines.append(f"{key}: has no value")
             else:
-                message = item["msg"].removeprefix("Value error, ")
+                message = format_problem(item)
                 lines.append(f"{key}: {message}" if key else message)
         raise ConfigError(f"{label}: " * is_of_source + "; ".join(lines)) from error
+
+
+def format_problem(item: Mapping[str, Any]) -> str:
+    """Return what pydantic says of one setting, in words that need no knowledge of it."""
+    context = {name: str(value).replace("'", "") for name, value in item.get("ctx", {}).items()}
+    if item["type"] == "union_tag_invalid":
+        return f"{context['discriminator']} {context['tag']!r} is none of {context['expected_tags']}"
+    if item["type"] == "union_tag_not_found":
+        return f"has no {context['discriminator']}, which says what it is"
+    return str(item["msg"]).removeprefix("Value error, ")
 
 
 def _is_set(path: Sequence[int | str], overrides: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from memalpha.config.common import import_object
+from memalpha.config.files import format_problem
 from memalpha.config.rewards import (
     CodePart,
     FormatPart,
@@ -71,7 +72,8 @@ def read_part(part: Any) -> Any:
     try:
         return TypeAdapter(RewardPart).validate_python(dict(part))
     except ValidationError as error:
-        details = [(".".join(map(str, item["loc"][1:])), item["msg"]) for item in error.errors()]  # loc[0] is the kind
+        problems = [dict(item) for item in error.errors()]
+        details = [(".".join(map(str, item["loc"][1:])), format_problem(item)) for item in problems]  # loc[0]: the kind
         raise ConfigError("; ".join(f"{name}: {message}" if name else message for name, message in details)) from error
 
 

@@ -376,6 +376,10 @@ def test_what_cannot_be_a_list_of_rewards_is_refused():
         load_rewards([Awarder])
     with pytest.raises(ConfigError, match=r"rewards\.1: weight: Input should be a valid number"):
         load_rewards([length, {"kind": "math", "weight": "much"}])
+    with pytest.raises(ConfigError, match=r"rewards\.0: kind 'llm' is none of math, code, format"):
+        load_rewards([{"kind": "llm"}])
+    with pytest.raises(ConfigError, match=r"rewards\.0: has no kind, which says what it is"):
+        load_rewards([{"column": "answer"}])
     with pytest.raises(ValueError, match="write module:name"):
         PythonPart(kind="python", function="own_rewards")
     with pytest.raises(ValueError, match="finite"):
