@@ -29,6 +29,7 @@ from queue import SimpleQueue
 from typing import Any, Generic
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from memalpha.config import ReinforcementConfig
 from memalpha.environments.engine import EpisodePool, RunningEpisode, Start, is_lock_step
@@ -40,17 +41,7 @@ from memalpha.qa.report import Record
 from memalpha.store.state import MemoryState
 from memalpha.train.rollouts.epochs import TrainingTasks
 from memalpha.train.rollouts.worker import RolloutWorker
-from memalpha.types import (
-    AnyTask,
-    Completion,
-    Operation,
-    Reward,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from memalpha.types import AnyTask, Reward, Trajectory, TrajectoryGroup, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,10 +361,12 @@ def _with_version(group: TrajectoryGroup[AnyTask], version: int) -> TrajectoryGr
     """Return the group with the step of its weights in every completion."""
     trajectories = []
     for trajectory in group.trajectories:
-        completions = [replace(turn.completion, weights_step=version) for turn in trajectory.turns]
-        turns = zip(trajectory.turns, completions, strict=True)
-        trajectories.append(replace(trajectory, turns=tuple(replace(turn, completion=new) for turn, new in turns)))
+        turns = [replace(turn, completion=replace(turn.completion, weights_step=version)) for turn in trajectory.turns]
+        trajectories.append(replace(trajectory, turns=tuple(turns)))
     return replace(group, trajectories=tuple(trajectories))
+
+
+_TURNS, _REWARD = TypeAdapter(tuple[Turn, ...]), TypeAdapter(Reward | None)
 
 
 def encode_group(scored: ScoredGroup[Any]) -> str:
@@ -422,9 +415,9 @@ def decode_group(text: str, task_of: Callable[[int], AnyTask], empty: MemoryStat
     trunk = value["trunk"]
     trajectories = []
     for item in value["trajectories"]:
-        turns = tuple(_turn(turn) for turn in item["turns"])
+        turns = _TURNS.validate_python(item["turns"])
         states = () if empty is None or trunk is not None else tuple(accumulate(turns, _apply, initial=empty))[1:]
-        trajectories.append(Trajectory(task, item["rollout"], turns, states, _reward(item["reward"])))
+        trajectories.append(Trajectory(task, item["rollout"], turns, states, _REWARD.validate_python(item["reward"])))
     if empty is not None and trunk is not None:  # a chunk group: the rollout that went on after each chunk but the last
         before, states = [empty], []
         for chunk in range(len(trunk) + 1):
@@ -446,34 +439,6 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{type(value).__name__} in a rollout: it cannot stand in a checkpoint")
-
-
-def _reward(value: Mapping[str, Any] | None) -> Reward | None:
-    if value is None:
-        return None
-    return Reward(
-        turns=tuple(value["turns"]),
-        components={name: tuple(values) for name, values in value["components"].items()},
-        weights=value["weights"],
-        total=value["total"],
-        shared=frozenset(value["shared"]),
-        calls=tuple(map(tuple, value["calls"])),
-        call_sources=tuple(tuple(tuple(map(tuple, source)) for source in turn) for turn in value["call_sources"]),
-    )
-
-
-def _turn(value: Mapping[str, Any]) -> Turn:
-    completion = dict(value["completion"])
-    for name in ("prompt_ids", "completion_ids", "logprobs", "forced"):
-        completion[name] = tuple(completion[name])
-    return Turn(
-        chunk=value["chunk"],
-        completion=Completion(**completion),
-        calls=tuple(ToolCall(**call) for call in value["calls"]),
-        results=tuple(ToolResult(**{**result, "call": ToolCall(**result["call"])}) for result in value["results"]),
-        operations=tuple(Operation(**operation) for operation in value["operations"]),
-        problems=tuple(value["problems"]),
-    )
 
 
 def _apply(state: MemoryState, turn: Turn) -> MemoryState:
