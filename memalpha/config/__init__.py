@@ -1,6 +1,6 @@
 """Configurations: pydantic, frozen, unknown keys refused; YAML files plus `key=value` overrides.
 
-`load_config(TrainConfig, "demo", {"seed": 7})` reads a shipped YAML by name or a file by path. Nested keys take dots
+`training_config("demo", {"seed": 7})` reads a shipped YAML by name or a file by path. Nested keys take dots
 (`reward.beta=0.1`). Relative paths in a user's file are taken from the working directory.
 """
 
@@ -19,11 +19,7 @@ from memalpha.config.common import (
 )
 from memalpha.config.evaluation import EVAL_K, EvalConfig
 from memalpha.config.files import build_config, load_config, merge, parse_overrides, read_config, shipped_configs
-from memalpha.config.groups import (
-    SHORT_NAMES,
-    LossConfig,
-    expand_short_names,
-)
+from memalpha.config.groups import SHORT_NAMES, LossConfig, expand_short_names
 from memalpha.config.learner import LearnerConfig, LoraConfig
 from memalpha.config.reinforcement import ReinforcementConfig, TextConfig
 from memalpha.config.sampling import CurriculumConfig

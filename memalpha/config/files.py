@@ -19,7 +19,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticUndefined
 
 from memalpha.arguments import check_path, is_file
-from memalpha.config.groups import expand_short_names
 from memalpha.errors import ConfigError, did_you_mean
 
 C = TypeVar("C", bound=BaseModel)
@@ -161,23 +160,18 @@ def _is_set(path: Sequence[int | str], overrides: Mapping[str, Any]) -> bool:
 
 
 def load_config(kind: type[C], name: str | Path, overrides: Mapping[str, Any] | None = None) -> C:
-    """Load a shipped configuration or a YAML file, with overrides.
+    """Load a shipped configuration or a YAML file, with overrides; `training_config` loads those of training runs.
 
     Args:
         kind: Configuration class.
         name: A shipped configuration's name, or the path of a YAML file.
-        overrides: Settings on top of it, by full or short name.
+        overrides: Settings on top of it.
 
     Raises:
         ConfigError: The configuration does not exist or a setting does not fit.
     """
-    base, over = read_config(name), dict(overrides or {})
-    if "optimizer" in kind.model_fields:  # a training run: its settings have short names
-        try:
-            base, over = expand_short_names(base, kind), expand_short_names(over, kind)
-        except ValueError as error:
-            raise ConfigError(f"{name}: {error}") from error
-    return build_config(kind, merge(base, over), str(name), over)
+    over = overrides or {}
+    return build_config(kind, merge(read_config(name), over), str(name), over)
 
 
 def _nearest(key: str, kind: type[BaseModel]) -> str | None:

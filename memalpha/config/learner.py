@@ -33,7 +33,7 @@ from memalpha.config.groups import (
     TaskEvaluationConfig,
     expand_short_names,
 )
-from memalpha.config.sampling import BatchConfig, RLSamplingConfig, SamplingConfig
+from memalpha.config.sampling import SamplingConfig
 
 REFERENCE_PARAMETERS = 0.8e6
 REFERENCE_RATE = 4e-4
@@ -134,30 +134,16 @@ class LearnerConfig(Config):
             )
         return self
 
-    @property
-    def batching(self) -> BatchConfig | None:
-        """Settings of what the run samples; None if it samples nothing."""
-        return None
-
-    @property
-    def rl_sampling(self) -> RLSamplingConfig | None:
-        """Settings of the rollouts that are learnt from; None for a run without any."""
-        return None
-
     @model_validator(mode="after")
     def _check_memory_settings(self) -> LearnerConfig:
         """Refuse ways of saving memory that do not go together."""
         compute = self.compute
         if compute.load_in_4bit and self.lora is None:
             raise ValueError("compute.load_in_4bit: weights in 4 bits cannot be trained, only adapters: set lora={}")
-        sampling, has_map = self.rl_sampling, compute.device_map is not None
-        if sampling is not None and sampling.dtype is not None:
-            exclusions = {"compute.load_in_4bit": compute.load_in_4bit, "compute.device_map": has_map}
-            refuse_together("sampling.dtype", exclusions, "no copy in another precision can be made with {}")
         if compute.sharding == "fsdp":
             exclusions = {
                 "compute.load_in_4bit": compute.load_in_4bit,
-                "compute.device_map": has_map,
+                "compute.device_map": compute.device_map is not None,
                 "compute.offload_optimizer": compute.offload_optimizer,
                 "lora.trainable_tokens": self.lora is not None and bool(self.lora.trainable_tokens),
             }
@@ -192,17 +178,3 @@ class RolloutConfig(LearnerConfig):
 
     sampling: SamplingConfig = SamplingConfig()
     evaluation: TaskEvaluationConfig = TaskEvaluationConfig()
-
-    @property
-    def batching(self) -> SamplingConfig:
-        return self.sampling
-
-    @model_validator(mode="after")
-    def _has_group(self) -> RolloutConfig:
-        if self.sampling.group_size < 2 and not self._learns_from_single_rollouts():
-            raise ValueError("sampling.group_size: rollouts of a task are compared, so at least 2 are needed")
-        return self
-
-    def _learns_from_single_rollouts(self) -> bool:
-        """Return True if a rollout needs no others of its task for comparison."""
-        return False

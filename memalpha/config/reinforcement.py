@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ModelWrapValidatorHandler, field_validator, model_validator
 
 from memalpha.config.algorithms import VETTED, ERLSettings, PPOConfig, RolloutDPOConfig
-from memalpha.config.common import refuse_together
+from memalpha.config.common import AgentConfig, refuse_together
 from memalpha.config.files import merge
 from memalpha.config.groups import (
     DatasetConfig,
@@ -66,11 +66,18 @@ class ReinforcementConfig(RolloutConfig):
 
     @property
     @abstractmethod
+    def reply(self) -> AgentConfig | TextSamplingConfig:
+        """Settings of a reply: its tokens, and those of the thoughts before it."""
+
+    @property
     def reply_tokens(self) -> int:
         """Most new tokens of one reply, thoughts included."""
+        return self.reply.thinking_tokens + self.reply.max_new_tokens
 
-    def _learns_from_single_rollouts(self) -> bool:
-        return self.algorithm == "ppo" or ":" in self.algorithm
+    @property
+    @abstractmethod
+    def has_curriculum(self) -> bool:
+        """True if the tasks of a step depend on the steps before."""
 
     @field_validator("algorithm")
     @classmethod
@@ -138,24 +145,18 @@ class ReinforcementConfig(RolloutConfig):
             loss.refuse_unread(names, reason, group="loss.")
         return self
 
-    @property
-    def has_curriculum(self) -> bool:
-        """True if the tasks of a step depend on the steps before."""
-        return False
-
-    @property
-    def thinking_tokens(self) -> int:
-        """Budget of thoughts before a reply."""
-        return 0
-
-    @property
-    def rl_sampling(self) -> RLSamplingConfig:
-        return self.sampling
-
     @model_validator(mode="after")
     def _check_sampling(self) -> ReinforcementConfig:
         """Refuse ways of sampling that exclude each other, or that the algorithm cannot use."""
         sampling, lora, algorithm = self.sampling, self.lora, f"algorithm={self.algorithm}"
+        if sampling.group_size < 2 and self.algorithm != "ppo" and ":" not in self.algorithm:
+            raise ValueError("sampling.group_size: rollouts of a task are compared, so at least 2 are needed")
+        if sampling.dtype is not None:
+            exclusions = {
+                "compute.load_in_4bit": self.compute.load_in_4bit,
+                "compute.device_map": self.compute.device_map is not None,
+            }
+            refuse_together("sampling.dtype", exclusions, "no copy in another precision can be made with {}")
         curriculum = {"a curriculum": self.has_curriculum}
         if sampling.resample_flat:
             exclusions = {algorithm: self.algorithm in ("ppo", "erl"), **curriculum}
@@ -169,7 +170,7 @@ class ReinforcementConfig(RolloutConfig):
                 algorithm: self.algorithm == "erl",
                 "sampling.dtype": sampling.dtype is not None,
                 "sampling.stop_repeats": sampling.stop_repeats,
-                "thinking_tokens": self.thinking_tokens > 0,
+                "thinking_tokens": self.reply.thinking_tokens > 0,
                 # vLLM loads low-rank factors only.
                 "lora.trainable_tokens": lora is not None and bool(lora.trainable_tokens),
                 "lora.modules_to_save": lora is not None and bool(lora.modules_to_save),
@@ -240,13 +241,8 @@ class TextConfig(ReinforcementConfig):
         return self.curriculum is not None
 
     @property
-    def thinking_tokens(self) -> int:
-        return self.sampling.thinking_tokens
-
-    @property
-    def reply_tokens(self) -> int:
-        """Most new tokens of one reply."""
-        return self.thinking_tokens + self.sampling.max_new_tokens
+    def reply(self) -> TextSamplingConfig:
+        return self.sampling
 
     @model_validator(mode="after")
     def _check_environment(self) -> TextConfig:

@@ -41,7 +41,7 @@ class EvalSamplingConfig(BatchConfig):
 class SamplingConfig(BatchConfig):
     """Rollouts of a task."""
 
-    group_size: int = Field(default=8, gt=0, description="rollouts per task (TRL: num_generations)")
+    group_size: int = Field(default=8, ge=2, description="rollouts per task (TRL: num_generations)")
     temperature: float = Field(default=1.0, gt=0.0, description="sampling temperature")
 
 
@@ -99,6 +99,7 @@ class SamplerConfig(Config):
 class RLSamplingConfig(SamplingConfig):
     """Rollouts of a step of reinforcement learning."""
 
+    group_size: int = Field(default=8, gt=0, description="rollouts per task (TRL: num_generations)")
     tasks_per_step: int = Field(default=8, gt=0, description="tasks of a step, each with group_size rollouts")
     top_p: float = Field(default=1.0, description="must stay 1: truncated sampling biases every importance ratio")
     top_k: int = Field(default=0, description="must stay 0: truncated sampling biases every importance ratio")

@@ -139,12 +139,8 @@ class TrainConfig(ReinforcementConfig, RunConfig):
         return self.sampling.curriculum is not None
 
     @property
-    def thinking_tokens(self) -> int:
-        return self.agent.thinking_tokens
-
-    @property
-    def reply_tokens(self) -> int:
-        return self.thinking_tokens + self.agent.max_new_tokens
+    def reply(self) -> AgentConfig:
+        return self.agent
 
     @model_validator(mode="after")
     def _check_memory_run(self) -> TrainConfig:

@@ -13,7 +13,6 @@ from memalpha.config import (
     EvalConfig,
     TrainConfig,
     build_config,
-    load_config,
     shipped_configs,
     training_config,
 )
@@ -59,7 +58,7 @@ def test_two_values_for_one_setting_are_refused():
     with pytest.raises(ConfigError, match=r"learning_rate: is optimizer\.learning_rate, which is given too"):
         build_config(TrainConfig, {"out": "x", "learning_rate": 1, "optimizer": {"learning_rate": 2}}, "test")
     with pytest.raises(ConfigError, match="demo: learning_rate: is "):
-        load_config(TrainConfig, "demo", {"learning_rate": 1, "optimizer": {"learning_rate": 2}})
+        training_config("demo", {"learning_rate": 1, "optimizer": {"learning_rate": 2}})
 
 
 @pytest.mark.parametrize(

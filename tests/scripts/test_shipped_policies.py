@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from memalpha import train  # noqa: E402
-from memalpha.config import AgentConfig, BabiConfig, ReaderConfig, TrainConfig, WorldConfig, load_config  # noqa: E402
+from memalpha.config import AgentConfig, BabiConfig, ReaderConfig, WorldConfig, training_config  # noqa: E402
 from memalpha.errors import ConfigError  # noqa: E402
 from memalpha.policy.load import load_policy  # noqa: E402
 from memalpha.policy.scripted import ScriptedPolicy  # noqa: E402
@@ -58,7 +58,7 @@ def test_decode_undoes_encode(policy: TransformersPolicy, text: str) -> None:
 @writers
 def test_a_writer_starts_with_valid_calls_and_selects_badly(policy: TransformersPolicy) -> None:
     if policy.name == "babi":
-        config = load_config(TrainConfig, "babi")
+        config = training_config("babi")
         tasks = babi.streams(BabiConfig(stories=6), "test", 0, 100, 6)
         reader = load_reader(config.reader.model_copy(update={"conflicts": "refuse"}), policy)
         agent, least_update_hit, most_update_hit = config.agent, 0.35, 1.0  # less: learning goes over to inserting only
@@ -85,7 +85,7 @@ def test_a_start_on_text_tasks_has_room_to_learn(task_set) -> None:
 
 def test_training_streams_are_refused_as_held_out_ones(tmp_path: Path) -> None:
     save_jsonl(babi.streams(BabiConfig(), "train", 3, 2, 2), tmp_path / "mine.jsonl")
-    config = load_config(TrainConfig, "babi", {"seed": 3, "eval_data": str(tmp_path / "mine.jsonl")})
+    config = training_config("babi", {"seed": 3, "eval_data": str(tmp_path / "mine.jsonl")})
     with pytest.raises(ConfigError, match="among the training tasks"):
         TaskSource(config)
 

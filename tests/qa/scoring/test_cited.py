@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.agent.reader import Cited, ExtractiveReader, PolicyReader, parse_cited
-from memalpha.config import AgentConfig, ReaderConfig, TrainConfig, load_config
+from memalpha.config import AgentConfig, ReaderConfig, training_config
 from memalpha.environments import memory_engine
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.scripted import ScriptedPolicy
@@ -91,7 +91,7 @@ def test_an_evaluation_of_systems_says_the_same(task, system):
 
 def test_a_reader_that_does_not_cite_cannot_be_scored_so(task):
     with pytest.raises(ConfigError, match=r"reader\.cite"):
-        load_config(TrainConfig, "demo", {"reward": {"metric": "cited"}})
+        training_config("demo", {"reward": {"metric": "cited"}})
     embedder = load_embedder("hash")
     groups = memory_engine(ScriptedPolicy("add-all"), AgentConfig(embedder="hash"), embedder).roll_out([task])
     with pytest.raises(ConfigError, match=r"reader\.cite"):

@@ -14,7 +14,7 @@ import yaml
 from peft import PeftModel
 from safetensors.torch import save_file
 
-from memalpha.config import TrainConfig, load_config
+from memalpha.config import training_config
 from memalpha.errors import CheckpointError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.policy.model_files import weights_fingerprint
@@ -152,7 +152,7 @@ def test_where_adapters_train_a_checkpoint_holds_nothing_else(small, policy_path
 
 
 def test_a_run_from_before_a_key_existed_goes_on_with_its_default(tmp_path):
-    settings = load_config(TrainConfig, "demo", {"out": tmp_path})
+    settings = training_config("demo", {"out": tmp_path})
     directory = RunDirectory(tmp_path)
     directory.write_settings(settings)
     directory.begin_run()
