@@ -159,7 +159,7 @@ class SlotRows:
     def _pass(self, ids: torch.Tensor, columns: torch.Tensor, mask: torch.Tensor, width: int) -> torch.Tensor:
         rows = torch.arange(len(ids), device=ids.device)
         for view in self.views:
-            view.set_target(rows, columns, width)
+            view.rows, view.columns, view.width = rows, columns, width
         return self.model(
             input_ids=ids[:, None],
             attention_mask=mask,
@@ -293,22 +293,22 @@ class PaddedRows:
 
 
 class _SlotView(DynamicLayer):
-    """A `SlotLayer` as a model's cache layer: a step writes each row at its own column."""
+    """A `SlotLayer` as a model's cache layer: a step writes each row at its own column.
+
+    Attributes:
+        rows: Rows that the next step writes to (rows,).
+        columns: Their columns (rows,).
+        width: Number of columns that the step reads.
+    """
+
+    rows: torch.Tensor
+    columns: torch.Tensor
+    width: int
 
     def __init__(self, slots: SlotLayer) -> None:
         super().__init__()
         self.slots = slots
         self.is_initialized = True
-
-    def set_target(self, rows: torch.Tensor, columns: torch.Tensor, width: int) -> None:
-        """Set where the next step writes.
-
-        Args:
-            rows: Row indices (rows,).
-            columns: Their columns (rows,).
-            width: Number of columns that the step reads.
-        """
-        self.rows, self.columns, self.width = rows, columns, width
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
         """Write one column of each row and return views of all keys and values."""

@@ -136,18 +136,6 @@ class SlotLayer:
         self.keys = _grown(self.keys, rows, columns, key)
         self.values = _grown(self.values, rows, columns, value)
 
-    def move(self, source: int, target: int, length: int) -> None:
-        """Copy a row into another.
-
-        Args:
-            source: Row to copy.
-            target: Row that is overwritten.
-            length: Number of columns to copy.
-        """
-        for tensor in (self.keys, self.values):
-            assert tensor is not None
-            tensor[target, :, :length] = tensor[source, :, :length]
-
 
 def _grown(old: torch.Tensor | None, rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
     # Zeros, because a masked column is still multiplied by its weight of 0: what is there must be finite.
@@ -193,21 +181,17 @@ class KeyValueSlots:
         self.rows, self.columns = roomy if roomy[0] * roomy[1] <= self.batch_tokens else (rows, columns)
         return first, True
 
-    @property
-    def size(self) -> int:
-        """Bytes of all keys and values."""
-        tensors = (tensor for layer in self.layers for tensor in (layer.keys, layer.values) if tensor is not None)
-        return sum(tensor.nbytes for tensor in tensors)
-
     def keep(self, order: Sequence[int]) -> None:
         """Keep the rows of `order`: new row i is old row `order[i]`, which is i or comes after all new rows."""
-        if not order and self.size > IDLE_BYTES:
+        tensors = [part for layer in self.layers for part in (layer.keys, layer.values) if part is not None]
+        if not order and sum(part.nbytes for part in tensors) > IDLE_BYTES:
             for layer in self.layers:
                 layer.keys = layer.values = None
             self.rows = self.columns = 0
         for target, source in enumerate(order):
             if source != target:
-                for layer in self.layers:
-                    layer.move(source, target, self.lengths[source])
+                length = self.lengths[source]
+                for part in tensors:
+                    part[target, :, :length] = part[source, :, :length]
         self.lengths = [self.lengths[row] for row in order]
         self.limits = [self.limits[row] for row in order]

@@ -86,7 +86,7 @@ def load_policy(
         policy.client.check()
         return policy
     with _needing_torch(f"policy {text!r}", f" (scripted:... policies need nothing). {endpoint_hint(text)}"):
-        from memalpha.policy.transformers import TransformersPolicy, merge_adapter
+        from memalpha.policy.transformers import TransformersPolicy, merge_adapter, with_adapter_files
     base, *adapters = adapter_chain(text)
     try:
         if base == SMOL_BASE:
@@ -99,7 +99,10 @@ def load_policy(
     for adapter in adapters:
         folder = Path(policy_path(adapter))
         check_adapter(folder, base, Path(policy_path(base)))
-        policy = policy.with_tokenizer(folder) if device == "meta" else merge_adapter(policy, folder)
+        if device == "meta":
+            policy = with_adapter_files(folder, policy.model, policy.tokenizer)
+        else:
+            policy = merge_adapter(policy, folder)
     policy.name = text
     if batching is not None:
         policy.batch_tokens, policy.batch_rows = batching.batch_tokens, batching.decode_rows

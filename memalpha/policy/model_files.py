@@ -40,14 +40,8 @@ def is_reward_model(path: str | Path) -> bool:
     return bool(architectures) and str(architectures[0]).endswith("ForSequenceClassification")
 
 
-def check_writes_text(config: Any, name: str | Path, label: str = "policy") -> None:
-    """Raise `PolicyError` if a configuration is not of a causal language model.
-
-    Args:
-        config: The model's configuration.
-        name: Name of the model in the message.
-        label: Word for the model in the message.
-    """
+def check_writes_text(config: Any, name: str | Path) -> None:
+    """Raise `PolicyError`, which names the policy, if a configuration is not of a causal language model."""
     kind, reason = config.model_type, ""
     if getattr(config, "is_encoder_decoder", False):
         reason = "an encoder-decoder model"
@@ -57,7 +51,7 @@ def check_writes_text(config: Any, name: str | Path, label: str = "policy") -> N
         reason = "no model that AutoModelForCausalLM of this transformers loads"
     if reason:
         raise PolicyError(
-            f"{label} {str(name)!r}: its config.json is of type {kind!r}, {reason}: take a decoder-only language "
+            f"policy {str(name)!r}: its config.json is of type {kind!r}, {reason}: take a decoder-only language "
             "model, such as a Qwen3, Llama or Gemma"
         )
 

@@ -211,6 +211,8 @@ class RewardScorer(nn.Module):
 
 
 POOL_FILE = "pool.safetensors"
+BATCH_TOKENS = 16384
+"""Most padded tokens of a forward pass."""
 DEFAULT_OBJECTIVE = "reward"
 """Name of the objective of a head with one output."""
 
@@ -309,27 +311,16 @@ class RewardModel:
         tokenizer: its tokenizer.
         head: pooling and weighted objectives.
         name: name in error messages.
-        batch_tokens: most padded tokens per forward pass.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: PreTrainedTokenizerBase,
-        head: Head,
-        name: str = "reward model",
-        *,
-        batch_tokens: int = 16384,
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: PreTrainedTokenizerBase, head: Head, name: str = "reward model") -> None:
         self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.head = head
         self.name = name
-        self.batch_tokens = batch_tokens
         self.pad = model.config.get_text_config().pad_token_id
         self.positions = max_positions(model.config)
         self._scorer = RewardScorer(model, head.pooling)
-        self._weights = np.array(list(head.objectives.values()))
 
     @property
     def objectives(self) -> Mapping[str, float]:
@@ -342,7 +333,7 @@ class RewardModel:
         A prompt is a text, used verbatim, or chat messages. A completion is a text or one assistant message. Raises
         `PolicyError` for other inputs and for rows longer than the model's context window.
         """
-        return (self._scores(prompts, completions) @ self._weights).tolist()
+        return (self._scores(prompts, completions) @ np.array(list(self.objectives.values()))).tolist()
 
     def scores(self, prompts: Sequence[Prompt], completions: Sequence[Prompt]) -> list[dict[str, float]]:
         """Return the unweighted scores of each completion by objective."""
@@ -361,7 +352,7 @@ class RewardModel:
         order = sorted(range(len(distinct)), key=lambda i: -len(distinct[i][0]) - len(distinct[i][1]))
         while order:
             width = len(distinct[order[0]][0]) + len(distinct[order[0]][1])
-            count = max(1, self.batch_tokens // width)
+            count = max(1, BATCH_TOKENS // width)
             batch, order = order[:count], order[count:]
             packed = pack_rows([distinct[i] for i in batch], self.head.pooling, self.pad, self.model.device)
             with torch.inference_mode():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from random import Random
 from typing import Any
 
 from memalpha.errors import PolicyError, did_you_mean
@@ -25,46 +24,27 @@ class ScriptedPolicy:
     """Rule-based writer.
 
     - `add-all`: insert every line of the chunk that no assistant said;
-    - `oracle`: do each gold operation with the probability of its kind, and insert each other line with probability
-      `noise`;
+    - `oracle`: do each gold operation;
     - `append-only`: do gold inserts, insert the new value of gold updates, and skip deletes;
     - `fixed`: always reply `text`.
 
-    `oracle` and `append-only` read `Observation.task`, so they need tasks with gold operations. Random draws depend
-    only on `seed` and the request's key.
+    `oracle` and `append-only` read `Observation.task`, so they need tasks with gold operations.
 
     Args:
         kind: one of `KINDS`.
-        insert: probability in [0, 1] of a gold insert (`oracle`).
-        update: probability of a gold update (`oracle`).
-        delete: probability of a gold delete (`oracle`).
-        noise: probability of inserting a line without a gold operation.
-        seed: seed of the random draws.
         text: reply of `fixed`.
 
     Raises:
         PolicyError: if `kind` is unknown.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        *,
-        insert: float = 1.0,
-        update: float = 1.0,
-        delete: float = 1.0,
-        noise: float = 0.0,
-        seed: int = 0,
-        text: str = "",
-    ) -> None:
+    def __init__(self, kind: str, *, text: str = "") -> None:
         if kind not in KINDS:
             raise PolicyError(
                 f"no scripted policy {kind!r}{did_you_mean(kind, KINDS)}: use scripted:{', scripted:'.join(KINDS)}"
             )
         self.name = f"scripted:{kind}"
         self.kind = kind
-        self.chance = {"insert": insert, "update": update, "delete": delete, "noise": noise}
-        self.seed = seed
         self.text = text
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
@@ -84,33 +64,26 @@ class ScriptedPolicy:
         observation = request.observation
         if observation is None:
             raise PolicyError(f"{self.name} only writes memory: answer questions with another reader")
-        category = _raw_line_category(request.tools)
         if self.kind == "add-all":
-            calls = [_insert(category, line) for _, line in _user_lines(observation.chunk)]
+            category = _raw_line_category(request.tools)
+            lines = _user_lines(observation.chunk)
+            calls = [format_call("memory_insert", {"category": category, "content": line}) for line in lines]
         else:
-            calls = self._gold_calls(observation, category, Random(f"{self.seed}|{request.key}"))
+            calls = self._gold_calls(observation)
         return "".join(calls or [format_call("memory_skip", {})])
 
-    def _gold_calls(self, observation: Observation, category: str, rng: Random) -> list[str]:
+    def _gold_calls(self, observation: Observation) -> list[str]:
         if observation.task is None or not observation.task.gold_operations:
             reason = f"task {observation.task.id!r} has none" if observation.task else "a served writer has none"
             raise PolicyError(
                 f"{self.name} needs tasks with gold operations: {reason}; systems without gold operations are "
                 "append-only, rag and scripted:add-all"
             )
-        operations = observation.task.gold_at(observation.chunk.index)
-        calls = []
-        for operation in operations:
-            call = self._gold_call(operation, observation, rng)
-            calls.extend([call] if call else [])
-        if self.chance["noise"]:
-            turns = {operation.turn for operation in operations}
-            lines = [line for id, line in _user_lines(observation.chunk) if id not in turns]
-            calls.extend(_insert(category, line) for line in lines if rng.random() < self.chance["noise"])
-        return calls
+        calls = (self._gold_call(item, observation) for item in observation.task.gold_at(observation.chunk.index))
+        return [call for call in calls if call]
 
-    def _gold_call(self, operation: GoldOperation, observation: Observation, rng: Random) -> str | None:
-        kind, draw = operation.kind, rng.random()
+    def _gold_call(self, operation: GoldOperation, observation: Observation) -> str | None:
+        kind = operation.kind
         if kind == "core_update":
             return format_call("core_memory_update", {"content": operation.content})
         if self.kind == "append-only":
@@ -120,8 +93,8 @@ class ScriptedPolicy:
             None,
         )
         if kind == "insert" or (kind == "update" and id is None):  # an entry that was never stored cannot be updated
-            return _insert_gold(operation, observation.chunk) if draw < self.chance["insert"] else None
-        if id is None or draw >= self.chance[kind]:
+            return _insert_gold(operation, observation.chunk)
+        if id is None:
             return None
         if kind == "update":
             return format_call("memory_update", {"id": id, "content": operation.content})
@@ -133,10 +106,6 @@ def ignores_memory(policy: Policy) -> bool:
     return type(policy) is ScriptedPolicy and policy.kind == "add-all"  # a class derived from it may read the view
 
 
-def _insert(category: str, content: str) -> str:
-    return format_call("memory_insert", {"category": category, "content": content})
-
-
 def _insert_gold(operation: GoldOperation, chunk: Chunk) -> str:
     arguments = {"category": operation.category, "content": operation.content}
     if operation.timestamp and operation.timestamp != chunk.timestamp:
@@ -144,15 +113,15 @@ def _insert_gold(operation: GoldOperation, chunk: Chunk) -> str:
     return format_call("memory_insert", arguments)
 
 
-def _user_lines(chunk: Chunk) -> list[tuple[str | None, str]]:
-    """Return (turn id, text) of every line that no assistant said.
+def _user_lines(chunk: Chunk) -> list[str]:
+    """Return every line that no assistant said.
 
     The speaker stays in front of the text unless it is "user".
     """
     if chunk.text is not None:
-        return [(None, line.strip()) for line in chunk.text.splitlines() if line.strip()]
+        return [line.strip() for line in chunk.text.splitlines() if line.strip()]
     return [
-        (turn.id, turn.text if turn.speaker.lower() == "user" else f"{turn.speaker}: {turn.text}")
+        turn.text if turn.speaker.lower() == "user" else f"{turn.speaker}: {turn.text}"
         for turn in chunk.turns
         if turn.speaker.lower() not in _ASSISTANT_ROLES and turn.text.strip()
     ]

@@ -15,6 +15,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.config.common import reply_form
 from memalpha.config.groups import LoadingConfig
+from memalpha.config.sampling import BatchConfig
 from memalpha.errors import PolicyError, PromptTooLong
 from memalpha.policy.base import sample_with
 from memalpha.policy.chat.template import ChatTemplate
@@ -61,22 +62,17 @@ class TransformersPolicy:
         model: causal language model; it is put into evaluation mode.
         tokenizer: its tokenizer, with a chat template.
         name: name in reports and error messages.
+
+    Attributes:
         batch_tokens: most (prompt + new) tokens x rows per batch.
         batch_rows: most rows per batch.
+        stop_repeats: end replies that repeat themselves.
 
     Raises:
         PolicyError: if the tokenizer has no chat template or no end-of-sequence token.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        name: str = "transformers",
-        *,
-        batch_tokens: int = 65536,
-        batch_rows: int = 128,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str = "transformers") -> None:
         if not tokenizer.chat_template:
             raise PolicyError(f"policy {name!r}: its tokenizer has no chat template; use a chat or instruction model")
         self.model = model.eval()
@@ -87,9 +83,9 @@ class TransformersPolicy:
         self.form = _trained_on(FORM_KEY, FORMS, model, tokenizer, name, "native")
         self.sizes = _sizes(model, tokenizer, name)
         self.quotes = False
-        self.batch_tokens = batch_tokens
-        self.batch_rows = batch_rows
-        self.stop_repeats = False
+        batching = BatchConfig()
+        self.batch_tokens, self.batch_rows = batching.batch_tokens, batching.decode_rows
+        self.stop_repeats = batching.stop_repeats
         self.positions = max_positions(model.config)
         self._sampling_dtype: torch.dtype | None = None
         self._flat: FlatQwen3 | None = None
@@ -128,10 +124,6 @@ class TransformersPolicy:
             )
         model, tokenizer = load_model(path, dtype, device, loading=loading)
         return cls(model, tokenizer, str(path))
-
-    def with_tokenizer(self, folder: str | Path) -> TransformersPolicy:
-        """Return this policy with the tokenizer and prompt style that are in `folder`, an adapter's directory."""
-        return _with_files_of(folder, self.model, self.tokenizer)
 
     def fingerprint(self) -> str:
         """Return a text that differs for policies whose replies to a request may: weights, chat template, stops."""
@@ -316,13 +308,13 @@ def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersP
         # Weights in 4 bits would be rounded again: their adapters stay in the layers.
         is_merged = not is_quantized(base.model)
         model: Any = tuned.merge_and_unload().requires_grad_(True) if is_merged else tuned.get_base_model()
-        return _with_files_of(folder, model, base.tokenizer)
+        return with_adapter_files(folder, model, base.tokenizer)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise PolicyError(f"cannot merge the LoRA adapter of {folder} into {base.name!r}: {error}") from error
 
 
-def _with_files_of(folder: str | Path, model: Any, tokenizer: PreTrainedTokenizerBase) -> TransformersPolicy:
-    """Return a policy named `folder` with the tokenizer, or chat template, and the prompt style that are there."""
+def with_adapter_files(folder: str | Path, model: Any, tokenizer: PreTrainedTokenizerBase) -> TransformersPolicy:
+    """Return a policy named `folder`, an adapter's, with the tokenizer, or chat template, and prompt style there."""
     if (Path(folder) / "tokenizer_config.json").is_file():
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     elif (template := Path(folder) / "chat_template.jinja").is_file():

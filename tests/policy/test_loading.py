@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
 import torch
 from tiny import tiny_llama, tiny_model, tiny_tokenizer
@@ -27,7 +24,6 @@ from memalpha.policy.model_files import max_positions
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.from_config import load_config_reader, load_settings
 from memalpha.train.learner.distributed import World
-from memalpha.train.trainers import trainer as start
 from memalpha.train.trainers.evaluations import FrozenPolicies
 from memalpha.train.trainers.trainer import check_device_map, check_sampling_dtype, load_start, settings_of_small_models
 from memalpha.types import SampleRequest
@@ -136,18 +132,6 @@ def test_settings_of_a_toy_are_named_for_a_large_model():
     ]
     assert "16 GB" in notes[1] and "1e-06" in notes[3]
     assert not settings_of_small_models(settings, tiny_model().num_parameters())
-
-
-@pytest.mark.parametrize(("slowdown", "count"), [(8.0, 1), (0.6, 0)])
-def test_bfloat16_is_commented_on_where_the_cpu_is_slow_in_it(monkeypatch, slowdown, count):
-    assert start.bfloat16_slowdown() > 0
-    monkeypatch.setattr(start, "bfloat16_slowdown", lambda: slowdown)
-    messages: list[str] = []
-    display: Any = SimpleNamespace(log=messages.append)
-    run_start: Any = SimpleNamespace(policy=SimpleNamespace(parameters=1_000_000))
-    values = {"out": "unused", "learning_rate": 1e-4, "dtype": "bfloat16"}
-    start.settle_defaults(build_config(TrainConfig, values, "test"), run_start, display)
-    assert len(messages) == count and all("products take 8 times as long" in message for message in messages)
 
 
 def test_the_positions_of_a_family_that_names_them_otherwise_are_found():

@@ -86,7 +86,10 @@ class ReplyParser:
         """
         from transformers.utils.chat_parsing import ResponseParser
 
-        types = {tool["function"]["name"]: _types(tool["function"]) for tool in tools}
+        types = {}
+        for function in (tool["function"] for tool in tools):
+            properties = function.get("parameters", {}).get("properties", {})
+            types[function["name"]] = {name: schema.get("type") for name, schema in properties.items()}
         thoughts: list[str] = []
         if in_thought:
             end = re.search(self._thought.get("close_pattern", END_THINK), reply)
@@ -139,12 +142,6 @@ class ReplyParser:
 def _join(thoughts: Sequence[str], text: str) -> str:
     thought = "\n".join(part for part in thoughts if part)
     return f"{THINK}\n{thought}\n{END_THINK}\n\n{text}" if thought else text
-
-
-def _types(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the declared type of each parameter."""
-    properties = function.get("parameters", {}).get("properties", {})
-    return {name: schema.get("type") for name, schema in properties.items()}
 
 
 def _typed(value: Any, kind: Any) -> Any:

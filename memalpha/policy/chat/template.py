@@ -117,11 +117,15 @@ class ChatTemplate:
             tools: tools of the prompt, whose parameters' types some families' forms do not show.
             native_calls: look for calls in the family's own form; False leaves them as they are.
         """
-        in_thought = _opens_thought(prompt_end)
-        if self.reply_parser is not None:
-            reply = self._read_family(self.reply_parser, reply, tools, in_thought, native_calls)
-        elif in_thought:
-            reply = f"{THINK}\n{reply}"
+        parser, in_thought = self.reply_parser, _opens_thought(prompt_end)
+        if parser is None:
+            reply = f"{THINK}\n{reply}" if in_thought else reply
+        elif native_calls and self.call_format != "text":
+            reply = parser.to_text(reply, tools, in_thought=in_thought)
+        else:  # calls that were asked for in plain text; some come in the family's own form all the same
+            spelled_out = parser.to_text(reply, tools, in_thought=in_thought, with_calls=False)
+            is_plain = not native_calls or OPEN in spelled_out.rpartition(END_THINK)[2]
+            reply = spelled_out if is_plain else parser.to_text(reply, tools, in_thought=in_thought)
         while token := next((token for token in self._end_tokens if reply.endswith(token)), None):
             reply = reply.removesuffix(token)
         return reply
@@ -137,16 +141,6 @@ class ChatTemplate:
     @cached_property
     def _special_tokens(self) -> re.Pattern[str]:
         return special_token_pattern(self.tokenizer)
-
-    def _read_family(self, parser: ReplyParser, reply: str, tools: Tools, in_thought: bool, native_calls: bool) -> str:
-        """Read a reply through the family's parser, but for calls that were asked for in plain text and came so."""
-        if not native_calls:
-            return parser.to_text(reply, in_thought=in_thought, with_calls=False)
-        if self.call_format == "text":
-            spelled_out = parser.to_text(reply, tools, in_thought=in_thought, with_calls=False)
-            if OPEN in spelled_out.rpartition(END_THINK)[2]:
-                return spelled_out
-        return parser.to_text(reply, tools, in_thought=in_thought)
 
     def write_reply(self, text: str) -> str:
         """Return a reply with Hermes blocks in the family's own form, as a model is trained on it."""
