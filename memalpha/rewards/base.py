@@ -304,7 +304,8 @@ def _values(
     futures: dict[int, Future[Any]] = {}
     try:
         for number, function in enumerate(functions):
-            if _is_async(function.function):
+            inner = function.function.func if isinstance(function.function, partial) else function.function
+            if inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__):
                 futures[number] = _submit(_await_call(calls[number]))
         for number, call in enumerate(calls):
             if number not in futures and inspect.isawaitable(result := call()):
@@ -437,11 +438,6 @@ def _check_values(function: RewardFunction, values: Any, rows: int) -> list[floa
                 raise RewardError(f"reward {function.name!r}, row {row}: {problem}; {advice}")
         numbers.append(number)
     return numbers
-
-
-def _is_async(function: Any) -> bool:
-    inner = function.func if isinstance(function, partial) else function
-    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
 
 
 async def _await_call(call: Callable[[], Any]) -> Any:

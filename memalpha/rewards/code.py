@@ -159,15 +159,11 @@ def feedback(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any)
     return lines
 
 
-def failing_solutions(
-    columns: Mapping[str, Sequence[Any]], *, tests: str = "tests", solution: str = "solution"
-) -> dict[int, str]:
+def failing_solutions(columns: Mapping[str, Sequence[Any]]) -> dict[int, str]:
     """Find rows whose own solution fails its tests; rows without solution or tests are skipped.
 
     Args:
-        columns: Columns of the data set, all of one length.
-        tests: Column with the tests.
-        solution: Column with the solutions.
+        columns: Columns of the data set, all of one length, `solution` and `tests` among them.
 
     Returns:
         Row index → the first failed test, or the reason why the tests cannot be run. Empty if all pass.
@@ -176,7 +172,7 @@ def failing_solutions(
         ConfigError: There is no sandbox.
     """
     problems = {}
-    for row, (answer, row_tests) in enumerate(zip(columns[solution], columns[tests], strict=True)):
+    for row, (answer, row_tests) in enumerate(zip(columns["solution"], columns["tests"], strict=True)):
         if answer is None or row_tests is None:
             continue
         entry_points = {name: [columns[name][row]] for name in ("entry_point",) if name in columns}

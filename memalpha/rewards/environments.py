@@ -161,11 +161,6 @@ class TextGeneration:
             columns["completion_ids"] = [list(ids) for ids in completion_ids]
         return score_texts_or_none(self.rewards, [prompt_of(task) for task in tasks], replies, columns)
 
-    @property
-    def has_maximum(self) -> bool:
-        """True if some function has a finite maximum, so that a reply can be a success."""
-        return any(isfinite(function.maximum) for function in self.rewards)
-
     def success(self, reward: Reward) -> float:
         """Return the first applicable component as a share of its function's maximum, in [0, 1].
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from math import isfinite
 from types import NoneType
 from typing import Any
 
-from memalpha.arguments import check_count, check_function, check_items, check_seed, check_type
+from memalpha.arguments import check_count, check_function, check_items, check_type
 from memalpha.environments.engine import (
     MAX_TURNS,
     Bounded,
@@ -72,7 +72,10 @@ class TextScorer(RolloutScorer[TextTask]):
     @property
     def can_succeed(self) -> bool:
         """True if the environment's rewards say what a success is."""
-        return not isinstance(self.environment, TextGeneration) or self.environment.has_maximum
+        environment = self.environment
+        return not isinstance(environment, TextGeneration) or any(
+            isfinite(part.maximum) for part in environment.rewards
+        )
 
     def cancel(self) -> None:
         """End the reward functions that another thread awaits."""
@@ -124,7 +127,6 @@ def evaluate_text(
     thinking_tokens: int = 0,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     max_turns: int = MAX_TURNS,
-    seed: int = 0,
     name: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
@@ -143,7 +145,6 @@ def evaluate_text(
         thinking_tokens: Budget of thoughts before a reply; 0 turns thinking off.
         chat_template_kwargs: Further arguments of the chat template.
         max_turns: Replies of a conversation, at most.
-        seed: Seed of the sampling noise.
         name: Name in the report (default: the policy's).
         progress: Called with (ended, all) tasks.
 
@@ -161,13 +162,15 @@ def evaluate_text(
     check_count("max_new_tokens", max_new_tokens, error=ConfigError)
     check_count("thinking_tokens", thinking_tokens, error=ConfigError)
     check_count("max_turns", max_turns, error=ConfigError)
-    check_seed(seed, error=ConfigError)
     if progress is not None:
         check_function("progress", progress, error=ConfigError)
     if (rewards is None) == (environment is None):
         raise ConfigError("rewards: give reward functions, or an environment in their place")
     environment = TextGeneration(rewards) if environment is None else environment
-    check_tasks(tasks, environment)
+    if not tasks:
+        raise DataError("nothing to evaluate: there are no tasks")
+    check_ids(tasks, "tasks")
+    check_rewards(tasks, environment)
     engine = RolloutEngine[TextTask](
         policy,
         environment,
@@ -177,21 +180,16 @@ def evaluate_text(
         chat_template_kwargs=chat_template_kwargs,
         max_turns=max_turns,
     )
-    return Evaluator(engine, TextScorer(environment)).evaluate(name or policy.name, tasks, seed, progress)
+    return Evaluator(engine, TextScorer(environment)).evaluate(name or policy.name, tasks, progress=progress)
 
 
-def check_tasks(tasks: Sequence[TextTask], environment: Any) -> None:
-    """Check the tasks of an evaluation.
-
-    Raises:
-        DataError: There are no tasks, or two have the same id.
-        ConfigError: A reward function needs a column that no task has.
-    """
-    if not tasks:
-        raise DataError("nothing to evaluate: there are no tasks")
-    if twice := [id for id, count in Counter(task.id for task in tasks).items() if count > 1]:
-        raise DataError(f"task {twice[0]!r} comes twice: ids must differ")
-    check_rewards(tasks, environment)
+def check_ids(tasks: Sequence[TextTask], source: str) -> None:
+    """Raise `DataError`, which names the source of the tasks, if two have the same id."""
+    ids: set[str] = set()
+    for task in tasks:
+        if task.id in ids:
+            raise DataError(f"{source}: two tasks have the id {task.id!r}: ids must differ")
+        ids.add(task.id)
 
 
 def check_rewards(tasks: Sequence[TextTask], environment: Any) -> None:

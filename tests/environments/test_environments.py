@@ -150,7 +150,7 @@ def test_what_fails_names_the_environment_and_its_task():
         RolloutEngine(says(str), Silent).roll_out(TASKS)
     with pytest.raises(ConfigError, match="would be shared by all rollouts"):
         RolloutEngine(says(str), Guess())
-    with pytest.raises(DataError, match="'0' comes twice"):
+    with pytest.raises(DataError, match="two tasks have the id '0'"):
         evaluate_text(says(str), [TASKS[0]] * 2, right)
     with pytest.raises(ConfigError, match="needs the column 'answer'"):
         evaluate_text(says(str), [TextTask(id="a", prompt="b")], right)
