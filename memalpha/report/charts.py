@@ -74,18 +74,14 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(number * step, 10) for number in range(first, max(last, first + 1) + 1)]
 
 
-def mark_rows(
-    rows: Sequence[MarkRow], *, low: float = 0.0, high: float = 1.0, line: tuple[str, float] | None = None
-) -> Markup:
-    """Draw rows of marks on one horizontal axis; marks of a row have lanes, so that intervals stay apart.
+def mark_rows(rows: Sequence[MarkRow], *, line: tuple[str, float] | None = None) -> Markup:
+    """Draw rows of marks on one axis from 0 to 1; marks of a row have lanes, so that intervals stay apart.
 
     Args:
         rows: Rows from top to bottom.
-        low: Lower end of the axis.
-        high: Upper end of the axis.
         line: Label and value of a dashed vertical line through all rows.
     """
-    axis = ticks(low, high)
+    axis = ticks(0.0, 1.0)
     return _draw("marks", WIDTH, rows, axis, _scale(axis[0], axis[-1], 126, WIDTH - 38), line)
 
 

@@ -111,13 +111,11 @@ class RunPage:
             "title": f"memalpha: {evaluation['title'] if evaluation and not summary else folder.name}",
             "name": folder.name,
             "summary": summary,
-            "metrics": metrics,
             "texts": texts,
             "systems": systems,
             "short_labels": SHORT_LABELS,
             "example": None if texts or (live and not summary) else _read_json(example),
-            "curves": draw_training(metrics, self._start_validation(), is_text=bool(texts)),
-            "scheduled_steps": self._scheduled_steps(),
+            **self._training_values(metrics, is_text=bool(texts)),
             "chosen_by": describe_choice(metrics),
             "stop_reason": self._stop_reason(),
             "text": read_text_results(folder / "eval", texts) if texts else None,
@@ -136,11 +134,15 @@ class RunPage:
         metrics, texts = self._metrics(live=True), load_text_summaries(self.folder / "eval")
         if not metrics:
             return ""
-        return ENVIRONMENT.get_template("training.html").render(
-            metrics=metrics,
-            curves=draw_training(metrics, self._start_validation(), is_text=bool(texts)),
-            scheduled_steps=self._scheduled_steps(),
-        )
+        return ENVIRONMENT.get_template("training.html").render(self._training_values(metrics, is_text=bool(texts)))
+
+    def _training_values(self, metrics: Sequence[Mapping[str, Any]], *, is_text: bool) -> dict[str, Any]:
+        """Return the template's values of the part on training."""
+        return {
+            "metrics": metrics,
+            "curves": draw_training(metrics, self._start_validation(), is_text=is_text),
+            "scheduled_steps": self._scheduled_steps(),
+        }
 
     def state(self) -> dict[str, Any]:
         """Return what a live page has to know: steps with rollouts, the last step in words, if the run is over.
