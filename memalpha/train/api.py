@@ -21,14 +21,7 @@ from safetensors import SafetensorError
 from transformers import TrainerCallback
 
 from memalpha.arguments import check_items, check_path
-from memalpha.config import (
-    PreferenceConfig,
-    RewardModelConfig,
-    SFTConfig,
-    TextConfig,
-    build_config,
-    training_config,
-)
+from memalpha.config import PreferenceConfig, RewardModelConfig, SFTConfig, TextConfig, build_config, training_config
 from memalpha.config.common import Config
 from memalpha.config.training import AnyTraining
 from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingError

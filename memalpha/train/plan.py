@@ -20,7 +20,7 @@ from memalpha.agent.prompts import reader_messages
 from memalpha.config import LoraConfig, RewardModelConfig, SFTConfig, TextConfig, TrainConfig
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.training import AnyTraining, PairsConfig
-from memalpha.environments.engine import RolloutEngine, is_single_turn
+from memalpha.environments.engine import is_single_turn
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.flat_qwen3 import MAX_PARAMETERS
@@ -35,10 +35,10 @@ from memalpha.train.learner.lora import add_lora, add_tokens
 from memalpha.train.learner.token_logprobs import BLOCK_ROWS
 from memalpha.train.rollouts.epochs import schedule_steps
 from memalpha.train.rollouts.memory_tasks import TaskSource
-from memalpha.train.rollouts.text_tasks import TextTaskSource, build_environment
+from memalpha.train.rollouts.text_tasks import TextTaskSource, build_environment, text_engine
 from memalpha.train.trainers.preferences import load_lines
 from memalpha.train.trainers.trainer import resolve_init_from
-from memalpha.types import Observation, TextTask
+from memalpha.types import Observation
 
 ACCURACY = "within 20 % on the sizes measured: 20 to 135 million weights on a CPU"
 CARDS = {  # GB, TFLOPS of dense products in bfloat16 and in float32, GB/s; NVIDIA's data sheets and white papers
@@ -188,9 +188,8 @@ def plan_work(config: AnyTraining, policy: TransformersPolicy) -> Work:
 
 def _text_rows(config: TextConfig, policy: TransformersPolicy) -> list[Row]:
     """Return the rows of one rollout of each task; episodes are taken to last all their turns."""
-    environment, sampling = build_environment(config), config.sampling
-    engine = RolloutEngine[TextTask](policy, environment, system_prompt=config.system_prompt)
-    reply = sampling.thinking_tokens + sampling.max_new_tokens
+    environment = build_environment(config)
+    engine, reply = text_engine(config, policy, environment), config.reply_tokens
     prompts = [len(policy.render_request(engine.first_request(task))) for task in TextTaskSource(config).batch(0)]
     room, turns = (policy.positions or 1 << 30) - reply, 1 if is_single_turn(environment) else config.max_turns
     return [Row(min(prompt + turn * reply, room), reply) for prompt in prompts for turn in range(turns)]
@@ -226,15 +225,15 @@ class RunPlan(NamedTuple):
 
     def phases(self) -> dict[str, dict[str, int]]:
         """Return bytes by phase and part; with FSDP a sampler in the process holds whole weights."""
-        config, model, work, sampling = self.config, self.model, self.work, self.config.rl_sampling
+        config, model, work = self.config, self.model, self.work
         is_cpu, shard = config.compute.device == "cpu", self.processes if config.compute.sharding == "fsdp" else 1
         base = {"process": 0 if is_cpu else GPU_PROCESS_BYTES, "weights": model.bytes // shard}
         base["optimizer"] = 8 * model.trained // shard if is_cpu or not config.compute.offload_optimizer else 0
         base["reference"] = model.bytes // shard if work.has_reference and config.lora is None else 0
         base["reader"] = 0 if self.reader is None else self.reader.bytes
         phases = {}
-        if work.is_sampled and sampling is not None and sampling.sampler is None:
-            dtype = sampling.dtype or model.dtype
+        if work.is_sampled and config.sampling.sampler is None:
+            dtype = config.sampling.dtype or model.dtype
             item = getattr(torch, dtype).itemsize
             if shard > 1 or dtype != model.dtype or (is_cpu and model.is_fused):
                 base["sampler's copy"] = model.parameters * item

@@ -104,17 +104,6 @@ class Algorithm(ABC):
         Weights are not yet normalised.
         """
 
-    def with_credit(
-        self, advantages: Sequence[float], groups: Sequence[TrajectoryGroup[Any]]
-    ) -> list[float | np.ndarray]:
-        """Return the advantage of each turn, or of each of its tokens with credit per call.
-
-        Args:
-            advantages: Advantage of each turn, in the order of groups, trajectories and turns.
-            groups: Scored groups.
-        """
-        return list(advantages) if self.credit is None else self.credit.add_to(advantages, groups)
-
     def updates(self, samples: Sequence[TrainingSample]) -> dict[str, Sequence[TrainingSample]]:
         """Return the rows of each update phase in order, by phase name.
 

@@ -14,9 +14,9 @@ first turn's R is the whole gain in score. A failed call costs `failed`, a dupli
 end: both decide to write nothing more.
 
 Gold operations are not used. Related: evidence-anchored credit from gold evidence (Fine-Mem, arXiv 2601.08435).
-`CreditScorer` asks the states, `CallSpans` finds the tokens of a call.
+`CreditScorer` asks the states, `CallCredit` finds the tokens of a call.
 
-`CallSpans`: which call each sampled token belongs to, in Hermes, line, Mem-alpha and native form.
+`CallCredit`: which call each sampled token belongs to, in Hermes, line, Mem-alpha and native form.
 
 A call's tokens are those after the end of the call before it, up to its own end. So a newline or a `<tool_call>` that
 decides to make a further call is part of it. What stands after the last call belongs to the end of the reply.
@@ -60,16 +60,34 @@ _PARTIAL = "\ufffd"
 _CLOSE_TAG = re.compile(r"(?:[\s},]|```)*" + CLOSE)
 
 
-class CallSpans:
-    """Find the call of each sampled token.
+class CallCredit:
+    """Add the numbers of calls (`Reward.calls`) to the advantages of turns: at the tokens of each call.
 
     Args:
         policy: Policy that sampled; its tokenizer decodes the ids, its chat template knows the family's form.
+        share: Weight of a turn's advantage.
     """
 
-    def __init__(self, policy: TransformersPolicy) -> None:
+    def __init__(self, policy: TransformersPolicy, share: float = 1.0) -> None:
+        self.share = share
         self._tokenizer, self._chat = policy.tokenizer, policy.chat
         self._pieces: dict[int, str] = {}
+
+    def add_to(self, advantages: Sequence[float], groups: Sequence[TrajectoryGroup[Any]]) -> list[float | np.ndarray]:
+        """Return an array of advantages per token for each turn whose reward has numbers; the others unchanged.
+
+        Args:
+            advantages: Advantage of each turn, in the order of groups, trajectories and turns.
+            groups: Scored groups.
+        """
+        remaining = iter(advantages)
+        values: list[float | np.ndarray] = []
+        for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
+            numbers = trajectory.reward.calls if trajectory.reward else ()
+            for index, turn in enumerate(trajectory.turns):
+                value = next(remaining)
+                values.append(self.share * value + self.by_token(turn, numbers[index]) if numbers else value)
+        return values
 
     def by_token(self, turn: Turn, numbers: Sequence[float]) -> np.ndarray:
         """Return the number of each completion token, float64 of shape (T,).
@@ -250,35 +268,6 @@ def call_sources(
         for result in results
     ]
     return tuple(tuple(share) for share in (*of_calls, end))
-
-
-@dataclass(frozen=True, slots=True)
-class CallCredit:
-    """Add the numbers of calls (`Reward.calls`) to the advantages of turns.
-
-    Attributes:
-        share: Weight of a turn's advantage.
-        spans: Finds the call of each token.
-    """
-
-    share: float
-    spans: CallSpans
-
-    def add_to(self, advantages: Sequence[float], groups: Sequence[TrajectoryGroup[Any]]) -> list[float | np.ndarray]:
-        """Return an array of advantages per token for each turn whose reward has numbers; the others unchanged.
-
-        Args:
-            advantages: Advantage of each turn, in the order of groups, trajectories and turns.
-            groups: Scored groups.
-        """
-        remaining = iter(advantages)
-        values: list[float | np.ndarray] = []
-        for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-            numbers = trajectory.reward.calls if trajectory.reward else ()
-            for index, turn in enumerate(trajectory.turns):
-                value = next(remaining)
-                values.append(self.share * value + self.spans.by_token(turn, numbers[index]) if numbers else value)
-        return values
 
 
 def credit_metrics(trajectories: Sequence[Trajectory]) -> Mapping[str, float | None]:

@@ -65,4 +65,4 @@ class GRPO(Algorithm):
             for value in turn_advantages
         ]
         advantages = advantages if divisor is None else [value / divisor for value in advantages]
-        return set_advantages(rows, self.with_credit(advantages, groups))
+        return set_advantages(rows, advantages if self.credit is None else self.credit.add_to(advantages, groups))

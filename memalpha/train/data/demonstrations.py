@@ -63,11 +63,7 @@ from memalpha.train.data.chat_format import (
     validate_tools,
 )
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample, is_imitable
-from memalpha.train.rollouts.reflection import (
-    MemoryReflection,
-    ReflectionMemory,
-    reflection_requests,
-)
+from memalpha.train.rollouts.reflection import MemoryReflection, ReflectionMemory, reflection_requests
 from memalpha.types import (
     Chunk,
     Completion,

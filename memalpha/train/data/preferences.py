@@ -88,10 +88,6 @@ def read_pairs(path: Path, policy: TransformersPolicy) -> list[Pair]:
             raise DataError(f"{source}: prompt: is empty")
         replies = zip(("chosen", "rejected"), (line.chosen, line.rejected), strict=True)
         chosen, rejected = (encode_reply(policy, reply, f"{source}: {field}") for field, reply in replies)
-        if chosen == rejected:
-            raise DataError(
-                f"{source}: rejected: is the same reply as chosen, which prefers nothing: leave the line out"
-            )
         check_room(policy, len(prompt) + max(len(chosen), len(rejected)), source)
         pairs.append(Pair(source, tuple(prompt), chosen, rejected))
     return pairs
@@ -113,7 +109,7 @@ class PreferenceLine:
     tools: list[dict[str, Any]]
     chosen: str
     rejected: str
-    field: str = "prompt"
+    field: str
 
 
 def parse_preference_line(value: Mapping[str, Any], source: str, form: str = "hermes") -> PreferenceLine:
@@ -133,8 +129,18 @@ def parse_preference_line(value: Mapping[str, Any], source: str, form: str = "he
     tools = validate_tools(value, source)
     if "prompt" in value:
         prompt = validate_prompt(value["prompt"], tools, source)
-        replies = (reply_text(value[key], f"{source}: {key}", form) for key in ("chosen", "rejected"))
-        return PreferenceLine(prompt, tools, *replies)
+        chosen, rejected = (reply_text(value[key], f"{source}: {key}", form) for key in ("chosen", "rejected"))
+        field = "prompt"
+    else:
+        prompt, chosen, rejected = _split_chats(value, source, form)
+        field = "chosen"
+    if chosen == rejected:
+        raise DataError(f"{source}: rejected: is the same reply as chosen, which prefers nothing: leave the line out")
+    return PreferenceLine(prompt, tools, chosen, rejected, field)
+
+
+def _split_chats(value: Mapping[str, Any], source: str, form: str) -> tuple[list[dict[str, Any]], str, str]:
+    """Return what the chats `chosen` and `rejected` have in common, and the last message of each as text."""
     if isinstance(value["chosen"], str) or isinstance(value["rejected"], str):
         raise DataError(f"{source}: prompt: missing (only chats may hold it themselves)")
     chats = {key: validate_messages(value[key], f"{source}: {key}") for key in ("chosen", "rejected")}
@@ -146,7 +152,7 @@ def parse_preference_line(value: Mapping[str, Any], source: str, form: str = "he
     chosen, rejected = (
         format_message(chat[-1], f"{source}: {key}[{len(chat) - 1}]", form) for key, chat in chats.items()
     )
-    return PreferenceLine(chats["chosen"][:-1], tools, chosen, rejected, "chosen")
+    return chats["chosen"][:-1], chosen, rejected
 
 
 KEYS = ("prompt", "chosen", "rejected", "margin", "objective", "completion", "score", "scores", "tools")
@@ -230,8 +236,6 @@ def _parse_comparison(
     value: Mapping[str, Any], policy: TransformersPolicy, objectives: Sequence[str], source: str
 ) -> ComparedReplies:
     line = parse_preference_line(value, source, policy.reply_form)
-    if line.chosen == line.rejected:
-        raise DataError(f"{source}: rejected: is the same reply as chosen, which prefers nothing: leave the line out")
     chosen, rejected = (
         _encode_row(policy, line.prompt, reply, line.tools, source, line.field)
         for reply in (line.chosen, line.rejected)

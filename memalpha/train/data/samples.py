@@ -11,8 +11,10 @@ those of separate rows, up to the order of sums.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, groupby
 from typing import Any, TypeVar
 
 import numpy as np
@@ -229,22 +231,32 @@ def split_micro_batches(
         padding_ratio: Most tokens that it computes for each token of its rows.
     """
     order = sorted(range(len(samples)), key=lambda i: (-samples[i].length, *_tokens(samples[i]), i))
-    batches: list[list[int]] = []
-    width = rows = row_tokens = 0
-    last_ids = None
-    for i in order:
-        ids, length = _tokens(samples[i]), samples[i].length
-        if batches and ids == last_ids:
-            batches[-1].append(i)
-            continue
-        last_ids, padded_size = ids, width * (rows + 1)
-        if batches and padded_size <= min(tokens, padding_ratio * (row_tokens + length)):
-            batches[-1].append(i)
-            rows, row_tokens = rows + 1, row_tokens + length
+    equal_rows = [list(group) for _, group in groupby(order, key=lambda i: _tokens(samples[i]))]
+    sizes = [(samples[group[0]].length, 1) for group in equal_rows]
+    return [list(chain.from_iterable(part)) for part in split_by_width(equal_rows, sizes, tokens, padding_ratio)]
+
+
+def split_by_width(
+    items: Sequence[T], sizes: Sequence[tuple[int, int]], tokens: int, padding_ratio: float = math.inf
+) -> list[list[T]]:
+    """Split items, the widest first, into micro-batches; one that is larger than the limits is alone.
+
+    Args:
+        items: Rows, or what has several.
+        sizes: Width and number of rows of each item.
+        tokens: Most tokens that a micro-batch computes: its rows are padded to the width of the first.
+        padding_ratio: Most tokens that it computes for each token of its items.
+    """
+    parts: list[list[T]] = []
+    width = rows = held = 0
+    for item, (length, count) in zip(items, sizes, strict=True):
+        if parts and width * (rows + count) <= min(tokens, padding_ratio * (held + length * count)):
+            parts[-1].append(item)
+            rows, held = rows + count, held + length * count
         else:
-            batches.append([i])
-            width, rows, row_tokens = length, 1, length
-    return batches
+            parts.append([item])
+            width, rows, held = length, count, length * count
+    return parts
 
 
 def padded_tokens(samples: Sequence[TrainingSample], part: Sequence[int]) -> int:
@@ -429,17 +441,7 @@ def split_tree_batches(samples: Sequence[TrainingSample], tokens: int) -> list[l
         tokens: Most padded nodes of a micro-batch of several trees.
     """
     trees = sorted(build_trees(samples, min(tokens, TREE_TOKENS)), key=lambda tree: -len(tree.tokens))
-    batches: list[list[PrefixTree]] = []
-    width = nodes = 0
-    for tree in trees:
-        size = len(tree.tokens)
-        if batches and width * (len(batches[-1]) + 1) <= min(tokens, MAX_PADDING_RATIO * (nodes + size)):
-            batches[-1].append(tree)
-            nodes += size
-        else:
-            batches.append([tree])
-            width = nodes = size
-    return batches
+    return split_by_width(trees, [(len(tree.tokens), 1) for tree in trees], tokens, MAX_PADDING_RATIO)
 
 
 def padded_nodes(trees: Sequence[PrefixTree]) -> int:

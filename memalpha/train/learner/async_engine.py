@@ -31,7 +31,7 @@ from concurrent import futures
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -55,7 +55,7 @@ class Future(futures.Future[T]):
         super().__init__()
         self.set_running_or_notify_cancel()
         self.label = label
-        self._pipeline = pipeline  # keeps the pipeline alive until the request is done
+        self.pipeline = pipeline  # keeps the pipeline alive until the request is done
 
     def result(self, timeout: float | None = None) -> T:
         """Return the request's result, or raise its error.
@@ -71,11 +71,11 @@ class Future(futures.Future[T]):
         try:
             return super().result(timeout)
         except BaseException:
-            self._pipeline.failure_reported |= self.done()
+            self.pipeline.failure_reported |= self.done()
             raise
 
     def _raise_if_in_request(self) -> None:
-        if not self.done() and self._pipeline.is_in_request():
+        if not self.done() and self.pipeline.is_in_request():
             raise TrainingError(f"{self.label}: a request cannot wait for one that is done after it")
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -101,19 +101,20 @@ class Pipeline:
     """
 
     def __init__(self, *, inline: bool = False, name: str = "memalpha pipeline") -> None:
+        self.failure: BaseException | None = None
+        """Error of the first failed request."""
+        self.failed_label = ""
         self.failure_reported = False
         """True once a future has raised its failure to a caller."""
-        self._state = _WorkerState()
-        self._closed = False
+        self._closed = self._dropped = False
         self._lock = threading.RLock()
-        self._requests: SimpleQueue[_Request | None] = SimpleQueue()
+        self._requests: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         if not inline:
             # A daemon that the finalizer stops: a second Ctrl-C at exit can leave a thread that hangs in C code.
-            worker_args = (self._requests, self._state)
-            self._thread = threading.Thread(target=_run_worker, args=worker_args, name=name, daemon=True)
+            self._thread = threading.Thread(target=_run_worker, args=[self._requests], name=name, daemon=True)
             self._thread.start()
-            self._finalizer = weakref.finalize(self, _shut_down, *worker_args, self._thread)
+            weakref.finalize(self, _shut_down, self._requests, self._thread)
 
     def submit(self, label: str, work: Callable[[], T]) -> Future[T]:
         """Queue `work` after all earlier requests and return its future at once, even after a failure.
@@ -129,9 +130,31 @@ class Pipeline:
                 raise TrainingError(f"{label}: this pipeline is closed")
             if self._thread is not None:
                 self._requests.put((future, work))
-            elif (error := _run_request(future, work, self._state)) is not None and not isinstance(error, Exception):
+            elif (error := self.run_request(future, work)) is not None and not isinstance(error, Exception):
                 raise error  # a Ctrl-C interrupts the caller, which runs the request inline
         return future
+
+    def run_request(self, future: Future[T], work: Callable[[], T]) -> BaseException | None:
+        """Run one request, or set the reason why it is not run; returns its error."""
+        if self.failure is not None:
+            reason = " ".join(str(self.failure).split()) or type(self.failure).__name__
+            error: BaseException = TrainingError(
+                f"{future.label} was not done: {self.failed_label} before it failed ({reason})"
+            )
+            error.__cause__ = self.failure
+        elif self._dropped:
+            error = TrainingError(f"{future.label} was not done: its pipeline was closed before")
+        else:
+            try:
+                value = work()
+            except BaseException as raised:  # noqa: BLE001  # exits too: the waiting caller gets them
+                error = self.failure = raised
+                self.failed_label = future.label
+            else:
+                future.set_result(value)
+                return None
+        future.set_exception(error)
+        return error
 
     def close(self, *, drop: bool = False) -> None:
         """Accept no more requests and wait for the queued ones, or with `drop` only for the running one.
@@ -145,14 +168,13 @@ class Pipeline:
             raise TrainingError("a request cannot close the pipeline that it is done in")
         with self._lock:
             self._closed = True
-        self._state.dropped |= drop
+        self._dropped |= drop
         if self._thread is not None:
             self._requests.put(None)
             self._thread.join()
-        failure = self._state.failure
-        if failure is not None and not drop and not self.failure_reported:
+        if self.failure is not None and not drop and not self.failure_reported:
             self.failure_reported = True
-            raise TrainingError(f"{self._state.failed_label} failed ({failure})") from failure
+            raise TrainingError(f"{self.failed_label} failed ({self.failure})") from self.failure
 
     def is_in_request(self) -> bool:
         """Return True if the caller runs inside a request."""
@@ -167,56 +189,17 @@ class Pipeline:
         self.close(drop=kind is not None)
 
 
-_Request = tuple[Future[Any], Callable[[], Any]]
-
-
-class _WorkerState:
-    """State shared by worker and pipeline.
-
-    Attributes:
-        failure: Error of the first failed request.
-        failed_label: Name of that request.
-        dropped: True if queued requests are to be dropped.
-    """
-
-    def __init__(self) -> None:
-        self.failure: BaseException | None = None
-        self.failed_label = ""
-        self.dropped = False
-
-
-def _run_request(future: Future[Any], work: Callable[[], Any], state: _WorkerState) -> BaseException | None:
-    """Run one request, or set the reason why it is not run; returns its error."""
-    if state.failure is not None:
-        reason = " ".join(str(state.failure).split()) or type(state.failure).__name__
-        error: BaseException = TrainingError(
-            f"{future.label} was not done: {state.failed_label} before it failed ({reason})"
-        )
-        error.__cause__ = state.failure
-    elif state.dropped:
-        error = TrainingError(f"{future.label} was not done: its pipeline was closed before")
-    else:
-        try:
-            value = work()
-        except BaseException as raised:  # noqa: BLE001  # exits too: the waiting caller gets them
-            error = state.failure = raised
-            state.failed_label = future.label
-        else:
-            future.set_result(value)
-            return None
-    future.set_exception(error)
-    return error
-
-
-def _run_worker(requests: SimpleQueue[_Request | None], state: _WorkerState) -> None:
+def _run_worker(requests: SimpleQueue[Any]) -> None:
     while (request := requests.get()) is not None:
-        _run_request(*request, state)
+        request[0].pipeline.run_request(*request)
         del request  # drop the reference: an unused pipeline is finalized here
 
 
-def _shut_down(requests: SimpleQueue[_Request | None], state: _WorkerState, thread: threading.Thread) -> None:
+def _shut_down(requests: SimpleQueue[Any], thread: threading.Thread) -> None:
     """Stop the worker at the interpreter's exit, or once the pipeline is garbage: no future can wait then."""
-    state.dropped = True
+    with suppress(Empty):
+        while True:
+            requests.get_nowait()
     requests.put(None)
     if thread is not threading.current_thread():
         thread.join()

@@ -28,6 +28,7 @@ from torch.nn.functional import logsigmoid
 from memalpha.config import RewardModelConfig
 from memalpha.policy.reward_model import Head, RewardScorer, pack_rows, read_reward_model, write_reward_model
 from memalpha.train.data.preferences import ComparedReplies, RewardExample
+from memalpha.train.data.samples import split_by_width
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.engine import BaseEngine
 from memalpha.train.learner.token_logprobs import checkpointed_layers, recompute_activations
@@ -47,10 +48,8 @@ class RewardEngine(BaseEngine):
         self._objective_weights = torch.tensor(list(head.objectives.values()), device=model.device)
         self._pad_id = model.config.get_text_config().pad_token_id
         autocast = config.compute.dtype == "bfloat16"
-        scorer = _CheckpointedScorer(
-            self.trained, head.pooling, autocast=autocast, checkpointing=config.compute.gradient_checkpointing
-        )
-        self.scorer = self._wrap_scorer(scorer)
+        self._layers = checkpointed_layers(self.trained) if config.compute.gradient_checkpointing else []
+        self.scorer = self._wrap_scorer(RewardScorer(self.trained, head.pooling, autocast=autocast))
         self._make_optimizer()
 
     def scores(self, items: Sequence[RewardExample]) -> list[np.ndarray]:
@@ -128,7 +127,9 @@ class RewardEngine(BaseEngine):
         """Return scores (rows, K) of all rows of the items in order; equal rows are computed once."""
         rows = [row for item in items for row in item.rows]
         row_indices = {row: index for index, row in enumerate(dict.fromkeys(rows))}
-        scores = self.scorer(*pack_rows(list(row_indices), self.head.pooling, self._pad_id, self.model.device))
+        packed = pack_rows(list(row_indices), self.head.pooling, self._pad_id, self.model.device)
+        with recompute_activations(self._layers):
+            scores = self.scorer(*packed)
         return scores[torch.tensor([row_indices[row] for row in rows], device=scores.device)]
 
     def _item_losses(self, items: Sequence[RewardExample], values: torch.Tensor) -> torch.Tensor:
@@ -161,42 +162,11 @@ class RewardEngine(BaseEngine):
         self.head.write(folder)
 
 
-class _CheckpointedScorer(RewardScorer):
-    """`RewardScorer` that can recompute the layers' activations in the backward pass."""
-
-    def __init__(self, model: Any, pooling: str, *, autocast: bool, checkpointing: bool) -> None:
-        super().__init__(model, pooling, autocast=autocast)
-        self._layers = checkpointed_layers(model) if checkpointing else []
-
-    def forward(self, input_ids: torch.Tensor, first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-        """Score rows as `RewardScorer.forward` does.
-
-        Args:
-            input_ids: Right-padded token ids (B, L).
-            first: Index of each reply's first token (B,).
-            last: Index of each reply's last token (B,).
-
-        Returns:
-            Scores (B, K), float32 at least.
-        """
-        with recompute_activations(self._layers):
-            return super().forward(input_ids, first, last)
-
-
 def split_microbatches(items: Sequence[RewardExample], max_tokens: int) -> list[list[int]]:
     """Split item indices into micro-batches of at most `max_tokens` padded tokens, longest rows first.
 
     A larger item gets a micro-batch of its own.
     """
     lengths = [max(len(prompt) + len(reply) for prompt, reply in item.rows) for item in items]
-    parts: list[list[int]] = []
-    width = rows = 0
-    for i in sorted(range(len(items)), key=lambda i: (-lengths[i], i)):
-        row_count = len(items[i].rows)
-        if parts and width * (rows + row_count) <= max_tokens:
-            parts[-1].append(i)
-            rows += row_count
-        else:
-            parts.append([i])
-            width, rows = lengths[i], row_count
-    return parts
+    order = sorted(range(len(items)), key=lambda i: (-lengths[i], i))
+    return split_by_width(order, [(lengths[i], len(items[i].rows)) for i in order], max_tokens)

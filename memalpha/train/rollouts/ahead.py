@@ -336,7 +336,8 @@ def make_source(
     """
     if not config.sampling.staleness:
         return None
-    if not isinstance(worker.policy, VllmPolicy):
+    policy = worker.engine.policy
+    if not isinstance(policy, VllmPolicy):
         return GroupSource(config, tasks, worker)
     if worker.world.size > 1:
         raise ConfigError(
@@ -348,7 +349,7 @@ def make_source(
             "sampling.staleness: the environment steps all its episodes together: set lock_step=False in its class, or "
             "staleness=0"
         )
-    return ServerSource(config, tasks, worker, worker.policy)
+    return ServerSource(config, tasks, worker, policy)
 
 
 def _oldest_step(episodes: Sequence[RunningEpisode]) -> int | None:

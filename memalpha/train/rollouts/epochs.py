@@ -19,11 +19,14 @@ from typing import Any, Protocol, TypeVar
 
 from memalpha.config import CurriculumConfig, SFTConfig
 from memalpha.config.training import PairsConfig
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, DataError
 from memalpha.qa.report import Record
 from memalpha.types import AnyTask, Task, TextTask
 
 T = TypeVar("T")
+
+HELD_OUT_SEED = -1
+"""Seed of generated validation and evaluation tasks: the same in all runs, so that they compare on equal tasks."""
 
 
 def shuffled_item(items: Sequence[T], index: int, seed: str) -> T:
@@ -36,36 +39,6 @@ def shuffled_item(items: Sequence[T], index: int, seed: str) -> T:
     """
     epoch, offset = divmod(index, len(items))
     return items[_epoch_order(f"{seed}|{epoch}", len(items))[offset]]
-
-
-def split_by_content(items: Sequence[T], contents: Sequence[str], most: int, purpose: str) -> tuple[list[T], list[T]]:
-    """Split off a fifth of a list by hashes of the contents, to validate or evaluate on.
-
-    Items of equal content stay together. A content keeps its side whatever else the list holds: none that was in the
-    first part of a shorter list is in the second part of a longer one. Beyond the limit as many contents again are in
-    neither part, so that contents that are added later push none into the first part.
-
-    Args:
-        items: Items in order.
-        contents: Content of each item.
-        most: Limit of the part that is split off; 0 splits off nothing.
-        purpose: Name of the split; splits of other names are independent.
-
-    Returns:
-        First part, second part. Each has a content at least; of a single one the second part is empty.
-    """
-    if not most:
-        return list(items), []
-    ranks = {
-        content: hashlib.sha256(f"{purpose}|{content}".encode(errors="surrogatepass")).digest() for content in contents
-    }
-    ordered = sorted(ranks, key=ranks.__getitem__)
-    fifth = [content for content in ordered if ranks[content][0] < 51] or ordered[:1]  # 51 of 256
-    fifth = fifth[: len(ordered) - 1]
-    chosen, dropped = set(fifth[:most]), set(fifth[most : 2 * most])
-    pairs = list(zip(items, contents, strict=True))
-    first = [item for item, content in pairs if content not in chosen and content not in dropped]
-    return first, [item for item, content in pairs if content in chosen][:most]
 
 
 def split_last(items: Sequence[T], most: int) -> tuple[list[T], list[T]]:
@@ -160,20 +133,61 @@ class FileTasks(TrainingTasks[AnyTask]):
         raise NotImplementedError
 
     def split(self, tasks: Sequence[AnyTask], most: int, purpose: str) -> tuple[list[AnyTask], list[AnyTask]]:
-        """Split off a fifth of the tasks by their contents (`split_by_content`).
+        """Split off a fifth of the tasks by hashes of their contents, to validate or evaluate on.
+
+        Tasks of equal content stay together. A content keeps its side whatever else the list holds: none that was in
+        the first part of a shorter list is in the second part of a longer one. Beyond the limit as many contents again
+        are in neither part, so that contents that are added later push none into the first part.
 
         Args:
             tasks: Tasks to split.
             most: Most tasks to split off; 0 splits off none.
             purpose: Name of the split; splits of other names are independent.
-        """
-        return split_by_content(tasks, list(map(self.content, tasks)), most, purpose)
 
-    def describe_repetitions(self, tasks: Sequence[AnyTask], noun: str) -> list[str]:
-        """Return a sentence on tasks whose content another one has; [] if there are none."""
-        count = len(tasks) - len(set(map(self.content, tasks)))
-        message = f"data: {count} of {len(tasks)} tasks repeat {noun} under another id; equal ones are on one side"
-        return [message] if count else []
+        Returns:
+            First part, second part. Each has a content at least; of a single one the second part is empty.
+        """
+        if not most:
+            return list(tasks), []
+        contents = [self.content(task) for task in tasks]
+        ranks = {
+            content: hashlib.sha256(f"{purpose}|{content}".encode(errors="surrogatepass")).digest()
+            for content in contents
+        }
+        ordered = sorted(ranks, key=ranks.__getitem__)
+        fifth = [content for content in ordered if ranks[content][0] < 51] or ordered[:1]  # 51 of 256
+        fifth = fifth[: len(ordered) - 1]
+        chosen, dropped = set(fifth[:most]), set(fifth[most : 2 * most])
+        pairs = list(zip(tasks, contents, strict=True))
+        first = [task for task, content in pairs if content not in chosen and content not in dropped]
+        return first, [task for task, content in pairs if content in chosen][:most]
+
+    def divide(self, name: Any, tasks: list[AnyTask], eval_tasks: list[AnyTask] | None, noun: str) -> None:
+        """Divide a list into tasks to train on, to validate on and, without `eval_tasks`, to hold out.
+
+        Args:
+            name: Name of the list in messages.
+            tasks: Its tasks.
+            eval_tasks: Held-out tasks from elsewhere.
+            noun: Name of what makes the content of a task.
+
+        Raises:
+            DataError: There are too few tasks.
+        """
+        evaluation = self.config.evaluation
+        needed, why = 5, "of which a fifth is held out (or name other tasks as eval_data)"
+        if eval_tasks is not None:
+            needed, why = 2 if evaluation.validation_tasks else 1, "of which one validates (or set validation_tasks=0)"
+        if len(tasks) < needed:
+            raise DataError(f"data: {name} has {len(tasks)} tasks, training needs at least {needed}, {why}")
+        if repeated := len(tasks) - len(set(map(self.content, tasks))):
+            self.notes.append(
+                f"data: {repeated} of {len(tasks)} tasks repeat {noun} under another id; equal ones are on one side"
+            )
+        self.held_out = eval_tasks or []
+        if not eval_tasks:
+            tasks, self.held_out = self.split(tasks, evaluation.tasks, "held-out")
+        self.file_tasks, self.validation = self.split(tasks, evaluation.validation_tasks, "validation")
 
     def tasks_of_level(self, level: str, first: int, count: int) -> list[AnyTask]:
         """Return training tasks of one level.

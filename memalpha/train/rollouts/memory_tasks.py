@@ -20,17 +20,11 @@ from memalpha.tasks.catalog import MODULES
 from memalpha.tasks.datasets import babi
 from memalpha.tasks.load import load_evaluation_tasks, load_tasks, load_training_tasks
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.train.rollouts.epochs import (
-    FileTasks,
-    group_by_level,
-)
+from memalpha.train.rollouts.epochs import HELD_OUT_SEED, FileTasks, group_by_level
 from memalpha.types import Chunk, Observation, Task
 
 if TYPE_CHECKING:
     from memalpha.policy.transformers import TransformersPolicy
-
-HELD_OUT_SEED = -1
-"""Seed of synthetic validation and evaluation tasks: the same in all runs, so that they compare on equal tasks."""
 
 
 class TaskSource(FileTasks[Task]):
@@ -44,7 +38,7 @@ class TaskSource(FileTasks[Task]):
     stories (`eval_babi`, else `babi`).
 
     A task file: without `eval_data` a fifth of its conversations is held out, and a fifth of the rest validates (at
-    most `eval_tasks` and `validation_tasks` tasks), by hashes (`epochs.split_by_content`). The others are reshuffled
+    most `eval_tasks` and `validation_tasks` tasks), by hashes (`epochs.FileTasks.split`). The others are reshuffled
     every epoch; `notes` tells of equal conversations. Another named data set gives its training split (`tasks.load`),
     which is divided like a file; as `eval_data` it gives its first evaluation split.
 
@@ -83,17 +77,7 @@ class TaskSource(FileTasks[Task]):
             )
         else:
             file_tasks = load_training_tasks(config.data, on_evaluation_split=config.train_on_evaluation_split)
-            needed, why = 5, "of which a fifth is held out (or name other tasks as eval_data)"
-            if config.evaluation.data is not None:
-                needed = 2 if config.evaluation.validation_tasks else 1
-                why = "of which one validates (or set validation_tasks=0)"
-            if (count := len(file_tasks)) < needed:
-                raise DataError(f"data: {config.data} has {count} tasks, training needs at least {needed}, {why}")
-            self.held_out = eval_tasks or []
-            self.notes = self.describe_repetitions(file_tasks, "a conversation")
-            if not eval_tasks:
-                file_tasks, self.held_out = self.split(file_tasks, config.evaluation.tasks, "held-out")
-            self.file_tasks, self.validation = self.split(file_tasks, config.evaluation.validation_tasks, "validation")
+            self.divide(config.data, file_tasks, eval_tasks, "a conversation")
             if not any(task.questions for task in self.file_tasks):
                 raise DataError(
                     f"data: none of the {len(self.file_tasks)} tasks of {config.data} that are trained on has a "

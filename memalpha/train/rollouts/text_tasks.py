@@ -13,16 +13,16 @@ from memalpha.arguments import check_path, check_type
 from memalpha.config import TextConfig, read_config, shipped_configs, training_config
 from memalpha.config.common import import_object
 from memalpha.config.rewards import RewardSettings
+from memalpha.environments.engine import RolloutEngine
 from memalpha.errors import ConfigError, DataError
+from memalpha.policy.base import Policy
 from memalpha.policy.load import load_policy
+from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.report import Report, make_result_folder
 from memalpha.rewards.environments import TextGeneration, read_part
-from memalpha.rewards.evaluate import check_tasks, evaluate_text
+from memalpha.rewards.evaluate import TextScorer, check_ids, check_rewards
 from memalpha.tasks.text_tasks import GENERATED, HUB_SETS, load_text_tasks
-from memalpha.train.rollouts.epochs import (
-    FileTasks,
-    group_by_level,
-)
+from memalpha.train.rollouts.epochs import HELD_OUT_SEED, FileTasks, group_by_level
 from memalpha.types import TextTask
 
 
@@ -53,8 +53,19 @@ def build_environment(config: TextConfig, rewards: Any = None, environment: Any 
     return TextGeneration([part.kept_in(config.out) for part in config.rewards])
 
 
-HELD_OUT_SEED = -1
-"""Seed of generated validation and evaluation tasks: the same in all runs, so that they compare on equal tasks."""
+def text_engine(config: TextConfig, policy: Policy, environment: Any) -> RolloutEngine[TextTask]:
+    """Return the engine that rolls out the run's tasks with a policy."""
+    sampling = config.sampling
+    return RolloutEngine[TextTask](
+        policy,
+        environment,
+        system_prompt=config.system_prompt,
+        max_new_tokens=sampling.max_new_tokens,
+        thinking_tokens=sampling.thinking_tokens,
+        chat_template_kwargs=sampling.chat_template_kwargs,
+        max_turns=config.max_turns,
+        retry_prompt=None if config.erl is None else config.erl.retry_prompt,
+    )
 
 
 class TextTaskSource(FileTasks[TextTask]):
@@ -65,7 +76,7 @@ class TextTaskSource(FileTasks[TextTask]):
     without `eval_data` a fifth of its prompts is held out.
 
     Of the rest a fifth validates (at most `eval_tasks` and `validation_tasks` tasks), by hashes of the prompts
-    (`epochs.split_by_content`). The others are reshuffled every epoch, without those whose prompts are also held out
+    (`epochs.FileTasks.split`). The others are reshuffled every epoch, without those whose prompts are also held out
     (`notes` says how many, and tells of equal prompts). The lists `tasks` and
     `eval_data` replace what the configuration names.
 
@@ -122,19 +133,10 @@ class TextTaskSource(FileTasks[TextTask]):
         return load_text_tasks(name, columns=self.config.dataset.columns, split=split, limit=limit, data=folder)
 
     def _split_tasks(self, tasks: list[TextTask], eval_tasks: list[TextTask] | None, *, is_eval_named: bool) -> None:
-        config = self.config
-        needed, why = (5, "of which a fifth is held out (or name other tasks as eval_data)")
-        if eval_tasks is not None:
-            needed, why = (2, "of which one validates") if config.evaluation.validation_tasks else (1, "")
-        if len(tasks) < needed:
-            raise DataError(f"data: {self._name} has {len(tasks)} tasks, training needs at least {needed}, {why}")
-        _check_ids(tasks, f"data: {self._name}")
-        self.notes = self.describe_repetitions(tasks, "a prompt")
-        self.held_out = eval_tasks or []
-        if not eval_tasks:
-            tasks, self.held_out = self.split(tasks, config.evaluation.tasks, "held-out")
-        train, self.validation = self.split(tasks, config.evaluation.validation_tasks, "validation")
-        _check_ids(self.held_out, f"eval_data: {config.evaluation.data}")
+        check_ids(tasks, f"data: {self._name}")
+        self.divide(self._name, tasks, eval_tasks, "a prompt")
+        check_ids(self.held_out, f"eval_data: {self.config.evaluation.data}")
+        train = self.file_tasks
         ids_by_held_out_prompt = {self.content(task): task.id for task in [*self.validation, *self.held_out]}
         self.file_tasks = [task for task in train if self.content(task) not in ids_by_held_out_prompt]
         if len(self.file_tasks) == len(train):
@@ -164,14 +166,6 @@ class TextTaskSource(FileTasks[TextTask]):
         if self._generator is not None:
             return self._generator("train", self.config.seed, first, count, level)  # type: ignore[call-arg]
         return super().tasks_of_level(level, first, count)
-
-
-def _check_ids(tasks: Sequence[TextTask], source: str) -> None:
-    ids: set[str] = set()
-    for task in tasks:
-        if task.id in ids:
-            raise DataError(f"{source}: two tasks have the id {task.id!r}: ids must differ")
-        ids.add(task.id)
 
 
 TRAINED_NAME = "trained"
@@ -237,7 +231,7 @@ def evaluate_text_run(
         make_result_folder(out)
     source = TextTaskSource(config)
     environment = build_environment(config.model_copy(update={"out": out}))  # cache of endpoint answers
-    check_tasks(source.held_out, environment)
+    check_rewards(source.held_out, environment)
     policy = load_policy(
         config.policy,
         dtype=config.compute.dtype,
@@ -245,19 +239,8 @@ def evaluate_text_run(
         loading=config.compute,
         batching=config.sampling,
     )
-    sampling = config.sampling
-    report = evaluate_text(
-        policy,
-        source.held_out,
-        environment=environment,
-        system_prompt=config.system_prompt,
-        max_new_tokens=sampling.max_new_tokens,
-        thinking_tokens=sampling.thinking_tokens,
-        chat_template_kwargs=sampling.chat_template_kwargs,
-        max_turns=config.max_turns,
-        name=name,
-        progress=progress,
-    )
+    evaluator = Evaluator(text_engine(config, policy, environment), TextScorer(environment))
+    report = evaluator.evaluate(name or policy.name, source.held_out, progress=progress)
     if out is not None:
         report.save(out)
     return report

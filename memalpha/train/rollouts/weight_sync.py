@@ -213,7 +213,7 @@ def connect_sampler(
     Returns:
         A function that returns the sampler's metrics of a step; {} for a sampler in this process.
     """
-    sampler = worker.policy
+    sampler = worker.engine.policy
     if not isinstance(sampler, VllmPolicy):
         return dict
     folder = sampler.config.folder or out / "sampler"

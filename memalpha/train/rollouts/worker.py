@@ -12,10 +12,8 @@ from typing import Any, Generic
 from memalpha.environments.engine import RolloutEngine, Start
 from memalpha.environments.memory_writing import ask_at_every_chunk, roll_out_chunks
 from memalpha.errors import RewardError
-from memalpha.policy.base import Policy
 from memalpha.qa.evaluate import RolloutScorer, ScoredGroups
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
-from memalpha.train.rollouts.reflection import Reflecting
 from memalpha.types import AnyTask, Task, TrajectoryGroup
 
 
@@ -28,7 +26,7 @@ class RolloutWorker(Generic[AnyTask]):
         scorer: Scores the rollouts.
         config: A `RolloutConfig`; each kind of tasks has its own.
         world: Processes that share the tasks.
-        reflecting: Feedback and prompts for second attempts; None if the run makes none.
+        reflecting: Feedback and prompts for second attempts (`rollouts.reflection.Reflecting`).
         questions_per_task: Most questions of a task that a step asks (`draw_questions`); None: all.
         chunk_share: Share of the tasks that are sampled as chunk groups (`environments.memory_writing`).
         scoring_seconds: Time spent on scoring; the trainer resets it every step.
@@ -38,15 +36,10 @@ class RolloutWorker(Generic[AnyTask]):
     scorer: RolloutScorer[AnyTask]
     config: Any
     world: World = SINGLE_PROCESS
-    reflecting: Reflecting[AnyTask] | None = None
+    reflecting: Any = None
     questions_per_task: int | None = None
     chunk_share: float = 0.0
     scoring_seconds: float = 0.0
-
-    @property
-    def policy(self) -> Policy:
-        """The trained policy."""
-        return self.engine.policy
 
     def collect_attempts(self, tasks: Sequence[AnyTask], step: int, first: int = 0) -> ScoredGroups[AnyTask]:
         """Sample `group_size` rollouts of each task; return all groups with rewards, and their records.

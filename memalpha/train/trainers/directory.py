@@ -232,7 +232,6 @@ class RunDirectory:
         Raises:
             CheckpointError: Another process holds the lock, the settings are others or unreadable, or the run in the
                 directory began with other data.
-            ConfigError: The directory cannot be created.
         """
         self.data = data
         self.world.run_on_main(self.lock)
@@ -247,13 +246,9 @@ class RunDirectory:
 
         Raises:
             CheckpointError: Another run holds the lock.
-            ConfigError: The directory cannot be created.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = (self.path / ".lock").open("a")  # never deleted: two processes could lock two files
-        except OSError as error:
-            raise ConfigError(f"out: {self.path} cannot be a run directory ({error.strerror}): name another") from error
+        self.path.mkdir(parents=True, exist_ok=True)
+        file = (self.path / ".lock").open("a")  # never deleted: two processes could lock two files
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -121,11 +121,11 @@ class TaskEvaluations(Evaluations):
         self._first: list[Any] | None = None  # accuracy and standard error of the start's validation
         self._last: list[Any] = []
 
-    def before(self) -> None:
+    def before(self) -> Report:
         """Evaluate the held-out tasks."""
         for note in self.notes:
             self.display.log(note)
-        self.evaluate("before")
+        return self.evaluate("before")
 
     def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
         """Return the score on the validation tasks."""
@@ -194,7 +194,7 @@ MAX_CHARACTERS = 200_000
 Systems = Mapping[str, tuple[Trajectory, Sequence[Record]]]
 
 
-def choose_examples(tasks: Sequence[Task], count: int = EXAMPLES) -> list[int]:
+def choose_examples(tasks: Sequence[Task]) -> list[int]:
     """Return indices of tasks to walk through, by their gold operations.
 
     Tasks with an update and a delete come first, then tasks with an update, then the others, each in order. After the
@@ -202,7 +202,6 @@ def choose_examples(tasks: Sequence[Task], count: int = EXAMPLES) -> list[int]:
 
     Args:
         tasks: Held-out tasks.
-        count: Number of tasks, at most.
     """
     kinds = [{operation.kind for operation in task.gold_operations} for task in tasks]
     order = sorted(
@@ -211,7 +210,7 @@ def choose_examples(tasks: Sequence[Task], count: int = EXAMPLES) -> list[int]:
     chosen: list[int] = []
     size = 0
     for index in order:
-        if len(chosen) == count:
+        if len(chosen) == EXAMPLES:
             break
         length = sum(len(chunk.render()) for chunk in tasks[index].chunks)
         if not chosen or size + length <= MAX_CHARACTERS:

@@ -21,7 +21,7 @@ from memalpha.qa.reader import check_reader_answers
 from memalpha.qa.report import Record, Report, summarize
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
-from memalpha.train.algorithms.credit import CallCredit, CallSpans, CreditScorer, credit_metrics
+from memalpha.train.algorithms.credit import CallCredit, CreditScorer, credit_metrics
 from memalpha.train.rollouts.epochs import Curriculum
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.reflection import MemoryReflection
@@ -77,7 +77,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     if config.reward.credit == "calls":
         settings = config.reward.credit_settings
         training_scorer = CreditScorer(training_reader, rewards, embedder, settings)
-        algorithm.credit = CallCredit(settings.share, CallSpans(policy))
+        algorithm.credit = CallCredit(policy, settings.share)
     reflection = MemoryReflection(writing, training_scorer)
     sampling = config.sampling
     worker = RolloutWorker(
@@ -195,12 +195,9 @@ class MemoryEvaluations(TaskEvaluations):
         self.baselines, self.scorer, self.stop_unreadable = baselines, scorer, stop_unreadable
         self.folder = self.directory.path / "eval"
 
-    def before(self) -> None:
+    def before(self) -> Report:
         """Evaluate the start weights and the baselines, and record example conversations."""
-        held_out, log = self.held_out, self.display.log
-        for note in self.notes:
-            log(note)
-        before = self.evaluate("before")
+        held_out, before = self.held_out, super().before()
         if self.directory.world.is_main:
             examples = [
                 (held_out[index], {"before": (before.groups[index].trajectories[0], before.records)})
@@ -215,10 +212,11 @@ class MemoryEvaluations(TaskEvaluations):
         else:
             ceiling, source = self.directory.world.run_on_main(self._evidence_accuracy)
         if ceiling is not None and ceiling < MIN_READER_CEILING:
-            log(
+            self.display.log(
                 f"{self.scorer.reader.name} answers {ceiling:.0%} of the answerable questions {source}, and no "
                 "training gets above that: see reader.kind, reader.policy, reward.metric and docs/start/own-data.md"
             )
+        return before
 
     def _evidence_accuracy(self) -> tuple[float | None, str]:
         """Return the reader's accuracy on the evidence itself, and where it reads; log why it cannot be had."""
@@ -244,8 +242,8 @@ class MemoryEvaluations(TaskEvaluations):
         """Complete the recorded conversations and return all evaluations."""
         walks = {group.task.id: (group.trajectories[0], after.records) for group in after.groups}
         add_walks(self.folder / "example.json", "after", walks)
-        names = [name for name in self.baselines if (self.folder / f"{name}.json").exists()]
-        systems = {name: self.directory.read_json(f"eval/{name}.json") for name in ("before", "after", *names)}
+        names = ("before", "after", *self.baselines)
+        systems = {name: self.directory.read_json(f"eval/{name}.json") for name in names}
         return {
             "tasks": len(self.held_out),
             "questions": len(after.records),

@@ -407,7 +407,7 @@ class ReinforcementStep(TrainingStep):
                 if (sample := by_turn.get(key)) is None:
                     continue
                 last = int(np.flatnonzero(sample.pg)[-1]) - len(sample.pg)  # from the end
-                of_call = credit.spans.by_token(turn, numbers)[last] if credit and numbers else 0.0
+                of_call = credit.by_token(turn, numbers)[last] if credit and numbers else 0.0
                 advantages[key] = float(sample.advantages[last] - of_call)
         return advantages
 

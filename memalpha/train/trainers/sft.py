@@ -60,12 +60,7 @@ from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import FrozenPolicies, TaskEvaluations
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rows import RowEvaluations, RowLearner, RowStep
-from memalpha.train.trainers.trainer import (
-    Trainer,
-    build_engine,
-    load_start,
-    settle_defaults,
-)
+from memalpha.train.trainers.trainer import Trainer, build_engine, load_start, settle_defaults
 from memalpha.types import Task
 
 TASKS_PER_BATCH = 32

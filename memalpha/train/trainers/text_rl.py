@@ -27,7 +27,7 @@ from memalpha.train.algorithms import build_algorithm
 from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.epochs import Curriculum
 from memalpha.train.rollouts.reflection import Reflecting, ReflectionCandidate, truncate_text
-from memalpha.train.rollouts.text_tasks import TextTaskSource, build_environment
+from memalpha.train.rollouts.text_tasks import TextTaskSource, build_environment, text_engine
 from memalpha.train.rollouts.weight_sync import make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
@@ -73,20 +73,8 @@ def text_trainer(
     for note in source.notes:
         display.log(note)
     sampler = make_sampler(policy, config)
-    rollouts, evaluated = (
-        RolloutEngine[TextTask](
-            sampler,
-            environment,
-            system_prompt=config.system_prompt,
-            max_new_tokens=config.sampling.max_new_tokens,
-            thinking_tokens=config.sampling.thinking_tokens,
-            chat_template_kwargs=config.sampling.chat_template_kwargs,
-            max_turns=config.max_turns,
-            retry_prompt=None if config.erl is None else config.erl.retry_prompt,
-        )
-        for _ in range(2)
-    )
-    reflection = config.erl and TextReflection(scorer, config.erl, policy.count_tokens, feedback)
+    rollouts, evaluated = (text_engine(config, sampler, environment) for _ in range(2))
+    reflection = TextReflection(scorer, config.erl or ERLSettings(), policy.count_tokens, feedback)
     worker = RolloutWorker(rollouts, scorer, config, world, reflection)
     algorithm = build_algorithm(config)
     advice, limit = algorithm.advice_tokens, config.sampling.max_new_tokens

@@ -36,7 +36,8 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from memalpha.config import LearnerConfig
+from memalpha.config import LearnerConfig, ReinforcementConfig
+from memalpha.config.learner import RolloutConfig
 from memalpha.errors import CheckpointError, ConfigError, PolicyError, TrainingError
 from memalpha.policy.load import absolute_policy_name, load_policy
 from memalpha.policy.model_files import weights_fingerprint
@@ -116,7 +117,7 @@ def load_start(config: LearnerConfig) -> RunStart:
         dtype=config.compute.dtype if is_frozen else "float32",
         device=config.compute.device,
         loading=config.compute,
-        batching=config.batching,
+        batching=config.sampling if isinstance(config, RolloutConfig) else None,
     )
     if not isinstance(policy, TransformersPolicy):
         raise PolicyError(f"policy {config.policy!r} has no weights: only a transformers model can be trained")
@@ -145,30 +146,9 @@ def settle_defaults(config: C, start: RunStart, display: Display) -> C:
             f"learning rate {settled.optimizer.learning_rate:g}: the default for {trained} of a model of "
             f"{parameters:,} (set learning_rate for another)"
         )
-    notes = settings_of_small_models(settled, parameters)
-    uses_cpu = torch.device(config.compute.device).type == "cpu" and config.compute.device_map is None
-    if uses_cpu and config.compute.dtype == "bfloat16" and (slowdown := bfloat16_slowdown()) > 1.5:
-        notes.append(
-            f"dtype=bfloat16: products take {slowdown:.0f} times as long as in float32 on this CPU, which has no "
-            "instructions for them: leave it out"
-        )
-    for note in notes:
+    for note in settings_of_small_models(settled, parameters):
         display.log(note)
     return settled
-
-
-def bfloat16_slowdown() -> float:
-    """Measure how many times as long as in float32 a matrix product takes in bfloat16 on this CPU."""
-    seconds = []
-    for dtype in (torch.float32, torch.bfloat16):
-        factors = torch.ones(2, 256, 256, dtype=dtype)
-        times = []
-        for _ in range(3):
-            start = time.perf_counter()
-            torch.nn.functional.linear(factors[0], factors[1])
-            times.append(time.perf_counter() - start)
-        seconds.append(min(times))
-    return seconds[1] / seconds[0]
 
 
 def settings_of_small_models(config: LearnerConfig, parameters: int) -> list[str]:
@@ -187,8 +167,8 @@ def settings_of_small_models(config: LearnerConfig, parameters: int) -> list[str
             f"dtype=float32: {size} takes {parameters * 4 / 1e9:.0f} GB in float32, and its passes are slow: set "
             "dtype=bfloat16 (trained weights stay float32)"
         )
-    sampling = config.rl_sampling
-    if parameters >= SMALL_MODEL and sampling is not None and sampling.dtype == "float64":
+    dtype = config.sampling.dtype if isinstance(config, ReinforcementConfig) else None
+    if parameters >= SMALL_MODEL and dtype == "float64":
         notes.append(f"sampling.dtype=float64: a copy of {size} in float64 samples: leave it out for such a model")
     default = config.replace(learning_rate=None).with_learning_rate(parameters).optimizer.peak_rate
     if parameters >= SMALL_MODEL and config.optimizer.peak_rate > MAX_RATE_FACTOR * default:
@@ -259,7 +239,7 @@ def build_engine(
     if config.lora is not None:
         name, token_ids = absolute_policy_name(config.policy), add_tokens(policy, config.lora.trainable_tokens)
         model = add_lora(model, config.lora, name, config.seed, token_ids=token_ids)
-    samples_here = config.rl_sampling is None or config.rl_sampling.sampler is None
+    has_server = isinstance(config, ReinforcementConfig) and config.sampling.sampler is not None
     return Engine(
         model,
         config,
@@ -267,7 +247,7 @@ def build_engine(
         reference=reference,
         value_learning_rate=value_learning_rate,
         world=world,
-        keeps_whole=samples_here,
+        keeps_whole=not has_server,
     )
 
 
@@ -411,16 +391,8 @@ class Trainer:
                 else:
                     self._start_fresh(stop)
                 self._train_until(stop)
-            except KeyboardInterrupt as interrupt:
-                self._mark_stopped("Ctrl-C or SIGTERM interrupted the run")
-                self._handle_interrupt(is_coordinated=isinstance(interrupt, CoordinatedInterrupt))
-                raise
-            except PolicyError as error:  # a server that died or was refused
-                self._mark_stopped(str(error))
-                self._handle_interrupt(is_coordinated=False)
-                raise
-            except TrainingError as error:
-                self._mark_stopped(str(error))
+            except (KeyboardInterrupt, PolicyError, TrainingError) as error:  # PolicyError: a server died, or refused
+                self._stop_early(error)
                 raise
             self._save()
             with self.training_step.paused():
@@ -558,16 +530,11 @@ class Trainer:
         self.engine.weights_step = best_step
         results = {**self.training_step.summary(), **self.evaluations.summary()}
         summary = {
-            "seed": self.config.seed,
+            **self._provenance(),
             "steps": self.step,
             "best_step": best_step,
-            "started_from": self.start.fingerprint,
-            "start_validation": self.start_validation,
-            "software": software_version(),
             "policy_parameters": self.start.policy.parameters,
             "trained_parameters": sum(weight.numel() for weight in self.engine.trainable.values()),
-            "minutes": self._minutes(),
-            "learning_minutes": self.learning_minutes_before + self.learning_minutes,
             **({} if self.stopped_by is None else {"stopped_by": self.stopped_by}),
             **results,
         }
@@ -601,13 +568,8 @@ class Trainer:
         is_new = self.world.is_main and self.step not in self.directory.saved_steps()
         state = {
             "step": self.step,
-            "seed": self.config.seed,
-            "started_from": self.start.fingerprint,
-            "software": software_version(),
             "best": self.best,
-            "start_validation": self.start_validation,
-            "minutes": self._minutes(),
-            "learning_minutes": self.learning_minutes_before + self.learning_minutes,
+            **self._provenance(),
             **self.training_step.state(self.step),
             **self.evaluations.state(),
         }
@@ -623,17 +585,27 @@ class Trainer:
             best = [self.best["step"]] if self.best else []
             self.directory.prune_checkpoints(self.config.checkpoint.save_total_limit, best)
 
-    def _minutes(self) -> float:
-        return self.minutes_before + (time.monotonic() - self.start.time) / 60
+    def _provenance(self) -> dict[str, Any]:
+        """Return what checkpoints and the summary both say of the run."""
+        return {
+            "seed": self.config.seed,
+            "started_from": self.start.fingerprint,
+            "start_validation": self.start_validation,
+            "software": software_version(),
+            "minutes": self.minutes_before + (time.monotonic() - self.start.time) / 60,
+            "learning_minutes": self.learning_minutes_before + self.learning_minutes,
+        }
 
-    def _mark_stopped(self, reason: str) -> None:
-        """Record for the run's page that no step comes until the run is resumed."""
-        if self.world.is_main and self.directory.path.is_dir():
-            write_json(self.directory.path / STOP_FILE, {"step": self.step, "reason": reason})
-
-    def _handle_interrupt(self, *, is_coordinated: bool) -> None:
+    def _stop_early(self, error: BaseException) -> None:
+        """Record for the run's page why no step comes; save a checkpoint unless training itself failed."""
         out, saved_steps = self.directory.path, self.directory.saved_steps
-        if (self.is_consistent or is_coordinated) and self.world.run_on_main(saved_steps):
+        if self.world.is_main and out.is_dir():
+            is_interrupt = isinstance(error, KeyboardInterrupt)
+            reason = "Ctrl-C or SIGTERM interrupted the run" if is_interrupt else str(error)
+            write_json(out / STOP_FILE, {"step": self.step, "reason": reason})
+        if isinstance(error, TrainingError):
+            return
+        if (self.is_consistent or isinstance(error, CoordinatedInterrupt)) and self.world.run_on_main(saved_steps):
             self._save()
         steps = saved_steps()
         if steps:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from memalpha.agent.replies import format_calls, parse_reply
 from memalpha.policy.chat.text import format_call
 from memalpha.policy.load import load_policy
-from memalpha.train.algorithms.credit import SHARED, CallSpans, decode_in_context
+from memalpha.train.algorithms.credit import SHARED, CallCredit, decode_in_context
 from memalpha.types import Completion, ToolCall, Turn
 from tests.policy.chat.test_template import NATIVE, TEXT, chat_template
 
 POLICY = load_policy("tiny")
-SPANS = CallSpans(POLICY)
+SPANS = CallCredit(POLICY)
 contents = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="<>\\"), min_size=1, max_size=12)
 
 

@@ -16,6 +16,7 @@ from memalpha.rewards.environments import TextGeneration
 from memalpha.rewards.evaluate import TextScorer
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.erl import INTERNALIZED
+from memalpha.train.api import train
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.text_rl import TextReflection
 from memalpha.types import TextTask
@@ -156,3 +157,9 @@ def test_templates_and_thresholds_are_the_user_s():
         assert asked(policy, reflection).endswith("|0<|assistant|>")
         if output := reflection.turns[0].completion.text.strip():
             assert asked(policy, retry) == f"<|user|>{output} > {retry.task.prompt}<|assistant|>"
+
+
+def test_a_run_needs_no_settings_of_erl(tmp_path):
+    few = {"group_size": 2, "tasks_per_step": 2, "eval_tasks": 2, "validation_tasks": 2, "max_new_tokens": 8}
+    summary = train("arithmetic", algorithm="erl", out=tmp_path, max_steps=1, **few)
+    assert summary["steps"] == 1
