@@ -99,14 +99,6 @@ class PythonPart(RewardSettings):
         default_factory=dict, description="keyword arguments of the class, or fixed ones of the function"
     )
 
-    @field_validator("function")
-    @classmethod
-    def _two_words(cls, function: str) -> str:
-        module, colon, name = function.partition(":")
-        if not (colon and module.strip() and name.strip()):
-            raise ValueError(f"{function!r}: write module:name, for example my_rewards:short_answers")
-        return function
-
 
 class ModelPart(RewardSettings):
     """Score of a reward model (`memalpha train reward`)."""

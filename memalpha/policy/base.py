@@ -51,6 +51,12 @@ def request_seed(key: Sequence[int]) -> int:
     return int.from_bytes(words[:4]) >> 1
 
 
+def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return how many ids two sequences have in common at their beginnings."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (one, other) in pairs if one != other), min(len(first), len(second)))
+
+
 S = TypeVar("S", AgentConfig, ReaderConfig)
 
 ADAPTER_CONFIG = "adapter_config.json"

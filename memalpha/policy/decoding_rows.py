@@ -14,6 +14,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
+from memalpha.policy.base import shared_length
 from memalpha.policy.kv_cache import (
     KeyValueSlots,
     SlotLayer,
@@ -340,9 +341,7 @@ def shared_tokens(prompts: Sequence[tuple[int, ...]], pass_tokens: int) -> int:
 
     Each prompt keeps a token of its own, whose logits are needed. 0 if that would not save `pass_tokens`.
     """
-    first, last = min(prompts), max(prompts)
-    most = min(map(len, prompts)) - 1
-    shared = next((i for i in range(most) if first[i] != last[i]), most)
+    shared = min(shared_length(min(prompts), max(prompts)), min(map(len, prompts)) - 1)
     return shared if shared * (len(prompts) - 1) >= pass_tokens else 0
 
 

@@ -27,6 +27,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
     Qwen3RMSNorm,
 )
 
+from memalpha.policy.base import shared_length
 from memalpha.policy.decoding_rows import Prompt
 from memalpha.policy.kv_cache import KeyValueSlots
 
@@ -294,8 +295,7 @@ def split_packs(prompts: Sequence[Prompt]) -> list[list[int]]:
     size, previous = 0, ()
     for i in sorted(range(len(prompts)), key=lambda i: tuple(prompts[i])):
         prompt = prompts[i]
-        shared = next((k for k, (a, b) in enumerate(zip(previous, prompt, strict=False)) if a != b), len(previous))
-        new_tokens = len(prompt) - shared
+        new_tokens = len(prompt) - shared_length(previous, prompt)
         if not packs or (new_tokens and size + new_tokens > PACK_TOKENS):
             packs.append([])
             size, new_tokens = 0, len(prompt)

@@ -156,7 +156,7 @@ def absolute_policy_name(name: str) -> str:
 
     A directory becomes its absolute path, a run directory the path of its checkpoint.
     """
-    return name if name in NAMED_POLICIES or not Path(name).is_dir() else str(_resolve_checkpoint(Path(name)).resolve())
+    return name if name in NAMED_POLICIES or not Path(name).is_dir() else str(resolve_checkpoint(Path(name)).resolve())
 
 
 def policy_path(name: str) -> str:
@@ -177,7 +177,7 @@ def policy_path(name: str) -> str:
     return str(folder)
 
 
-def _resolve_checkpoint(folder: Path) -> Path:
+def resolve_checkpoint(folder: Path) -> Path:
     """Return the checkpoint of a run directory; any other folder is returned unchanged."""
     checkpoints = folder / "checkpoints"
     if not checkpoints.is_dir() or (folder / "config.json").is_file():
@@ -202,7 +202,7 @@ def adapter_chain(name: str | Path) -> list[str]:
         PolicyError: An adapter's configuration does not name its base.
     """
     text = str(name)
-    chain = [text if text in NAMED_POLICIES else str(_resolve_checkpoint(Path(text)))]
+    chain = [text if text in NAMED_POLICIES else str(resolve_checkpoint(Path(text)))]
     while (path := Path(policy_path(chain[0])) / ADAPTER_CONFIG).is_file():
         try:
             base = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]

@@ -42,6 +42,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.errors import PolicyError
+from memalpha.policy.base import shared_length
 from memalpha.policy.chat.text import break_control_tokens, special_token_pattern
 from memalpha.policy.model_files import (
     add_adapter,
@@ -260,11 +261,7 @@ def encode_row(
             for messages, add_prompt in ((chat, True), (whole_chat, False))
         ]
         prompt_ids, row_ids = (_ids(tokenizer, str(text), special=False) for text in texts)
-    common_length = next(
-        (index for index, pair in enumerate(zip(prompt_ids, row_ids, strict=False)) if pair[0] != pair[1]),
-        len(prompt_ids),
-    )
-    cut = min(common_length, len(row_ids) - 1)
+    cut = min(shared_length(prompt_ids, row_ids), len(row_ids) - 1)
     return tuple(row_ids[:cut]), tuple(row_ids[cut:])
 
 

@@ -26,7 +26,7 @@ from memalpha.config.common import Config
 from memalpha.config.training import AnyTraining
 from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingError
 from memalpha.train.learner.distributed import join_world, local_device
-from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.directory import RunDirectory, write_bytes
 from memalpha.train.trainers.progress import Callbacks, OnStep, check_trackers
 from memalpha.train.trainers.trainer import Trainer, resolve_init_from
 
@@ -206,9 +206,7 @@ def write_pairs(
                 f"{path} holds other pairs (from pair {changed[0]} on): give the same ones to go on, or another out"
             )
         return
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text("".join(lines), encoding="utf-8")
-    temporary.replace(path)
+    write_bytes(path, "".join(lines).encode())
 
 
 PYTHON_INPUTS = ("rewards", "tasks", "eval_data", "environment", "feedback_func")

@@ -380,8 +380,8 @@ def test_what_cannot_be_a_list_of_rewards_is_refused():
         load_rewards([{"kind": "llm"}])
     with pytest.raises(ConfigError, match=r"rewards\.0: has no kind, which says what it is"):
         load_rewards([{"column": "answer"}])
-    with pytest.raises(ValueError, match="write module:name"):
-        PythonPart(kind="python", function="own_rewards")
+    with pytest.raises(ConfigError, match="write module:name"):
+        load_rewards([PythonPart(kind="python", function="own_rewards")])
     with pytest.raises(ValueError, match="finite"):
         SchemaPart(kind="schema", json_schema={}, weight=math.nan)
 

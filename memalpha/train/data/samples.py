@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from memalpha.errors import PolicyError
+from memalpha.policy.base import shared_length
 from memalpha.types import Turn
 
 T = TypeVar("T")
@@ -384,11 +385,7 @@ class PrefixTree:
 
     def count_shared(self, row: Sequence[int]) -> int:
         """Return the number of first tokens that the row shares with the last row of the tree."""
-        last = self.paths[-1]
-        return next(
-            (index for index, (node, token) in enumerate(zip(last, row, strict=False)) if self.tokens[node] != token),
-            min(len(last), len(row)),
-        )
+        return shared_length([self.tokens[node] for node in self.paths[-1]], row)
 
     def add(self, sample: int, row: Sequence[int]) -> None:
         """Add a row that sorts behind all rows of the tree.

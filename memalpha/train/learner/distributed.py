@@ -192,22 +192,6 @@ def _world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def gather_weights(sharded: Mapping[str, torch.Tensor], model: nn.Module) -> None:
-    """Copy sharded weights by name into an unsharded model; every process must call this."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in sharded and sharded[name] is not parameter:
-                parameter.copy_(full_tensor(sharded[name]))
-
-
-def scatter_weights(model: nn.Module, sharded: Mapping[str, torch.Tensor]) -> None:
-    """Copy an unsharded model's weights by name into sharded parameters; every process must call this."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in sharded and sharded[name] is not parameter:
-                sharded[name].copy_(shard_like(parameter, sharded[name]))
-
-
 def full_tensor(tensor: Any) -> torch.Tensor:
     """Return a sharded tensor as one tensor, any other unchanged.
 

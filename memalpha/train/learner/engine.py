@@ -20,7 +20,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -56,7 +56,6 @@ from memalpha.train.learner.distributed import (
     SINGLE_PROCESS,
     World,
     full_tensor,
-    gather_weights,
     load_sharded,
     save_sharded,
     saved_shapes,
@@ -64,30 +63,6 @@ from memalpha.train.learner.distributed import (
 )
 from memalpha.train.learner.losses import LOSS_SUMS, ImportanceMode, LossSettings, importance_weights, loss_sum
 from memalpha.train.learner.token_logprobs import TokenScorer, check_head, check_trees
-
-
-@dataclass(frozen=True, slots=True)
-class StreamCount:
-    """Rows, tokens and units whose weight in a stream is not zero."""
-
-    rows: int
-    tokens: int
-    units: int
-
-
-def count_streams(samples: Sequence[TrainingSample]) -> dict[str, StreamCount]:
-    """Count trained rows, tokens and units of each stream, by its name.
-
-    Masked rows count as rows where others are trained by policy gradient or KL, as in TRL, but their tokens do not.
-    """
-    masked = sum(sample.masked for sample in samples)
-    counts = {}
-    for name in STREAMS:
-        tokens = _trained_tokens(samples, name)
-        units = len({sample.unit for sample, token_count in zip(samples, tokens, strict=True) if token_count})
-        rows = sum(number > 0 for number in tokens)
-        counts[name] = StreamCount(rows + (masked if rows and name in ("pg", "kl") else 0), sum(tokens), units)
-    return counts
 
 
 def has_weight(sample: TrainingSample) -> bool:
@@ -111,7 +86,8 @@ def normalize(
     """Divide each stream's weights, for the rows of ONE optimizer step.
 
     Only rows, tokens and units with a non-zero weight count. So a stream's strength does not depend on rows that only
-    other streams train. The entropy bonus and the value loss are always means over tokens.
+    other streams train. Masked rows count as rows of policy gradient and KL, as in TRL, but their tokens do not. The
+    entropy bonus and the value loss are always means over tokens.
 
     Args:
         samples: Rows of the step.
@@ -126,10 +102,13 @@ def normalize(
     """
     normalizers = {"pg": normalizer, "kl": normalizer, "ce": ce_normalizer or normalizer, "ent": "token", "vf": "token"}
     divided: list[dict[str, np.ndarray]] = [{} for _ in samples]
-    counts = count_streams(samples)
+    masked = sum(sample.masked for sample in samples)
     for name in STREAMS:
-        rows, tokens, units = max(1, counts[name].rows), counts[name].tokens, counts[name].units
-        for streams_of_row, sample, row_tokens in zip(divided, samples, _trained_tokens(samples, name), strict=True):
+        trained = _trained_tokens(samples, name)
+        rows, tokens = sum(number > 0 for number in trained), sum(trained)
+        rows = max(1, rows + (masked if rows and name in ("pg", "kl") else 0))
+        units = len({sample.unit for sample, number in zip(samples, trained, strict=True) if number})
+        for streams_of_row, sample, row_tokens in zip(divided, samples, trained, strict=True):
             weight, stream_normalizer = getattr(sample, name), normalizers[name]
             if weight is None:
                 continue
@@ -221,7 +200,11 @@ class BaseEngine:
             with torch.no_grad():
                 for name, parameter in self.trainable.items():
                     parameter.copy_(self._stepped[name])
-        gather_weights(self.trainable, self.model)
+        if self.trained is not self.model:  # a sampler in this process needs the weights whole
+            with torch.no_grad():
+                for name, parameter in self.model.named_parameters():
+                    if name in self.trainable:
+                        parameter.copy_(full_tensor(self.trainable[name]))
         return norm
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:

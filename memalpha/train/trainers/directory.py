@@ -38,10 +38,11 @@ from safetensors.torch import load_file, save_file
 
 from memalpha.config import LearnerConfig
 from memalpha.config.sampling import SamplerConfig
-from memalpha.errors import CheckpointError, ConfigError
+from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.base import ADAPTER_CONFIG
+from memalpha.policy.load import resolve_checkpoint
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, scatter_weights, shard_like
+from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, shard_like
 from memalpha.train.learner.engine import BaseEngine
 
 FORMAT = 2
@@ -141,9 +142,11 @@ def load_weights(path: Path, engine: BaseEngine) -> None:
         with torch.no_grad():
             for name, parameter in engine.value_head.items():
                 parameter.copy_(shard_like(value_head[name], parameter))
+            for name, parameter in model.named_parameters():
+                if name in engine.trainable and engine.trainable[name] is not parameter:
+                    engine.trainable[name].copy_(shard_like(parameter, engine.trainable[name]))
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise CheckpointError(f"the weights of {path} cannot be loaded: {error}") from error
-    scatter_weights(model, engine.trainable)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -354,19 +357,16 @@ class RunDirectory:
         Raises:
             ConfigError: There is no checkpoint, or the best one is gone; names the setting `init_from`.
         """
-        steps = self.saved_steps()
-        if not steps:
+        if not self.saved_steps():
             raise ConfigError(
                 f"init_from: {self.path} holds no checkpoint: name the directory of a training run (a checkpoint's "
                 "own, or any other model, is given as policy)"
             )
-        best = self.path / "checkpoints" / "best"
-        if not best.is_symlink():
-            return self.checkpoint(steps[-1])
-        path = best.with_name(best.readlink().name)
-        if not path.is_dir():
-            raise ConfigError(f"init_from: {best} names {path.name}, which is not there: name a checkpoint as policy")
-        return path
+        try:
+            path = resolve_checkpoint(self.path)
+        except PolicyError as error:
+            raise ConfigError(f"init_from: {error}") from error
+        return path.with_name(path.readlink().name) if path.is_symlink() else path
 
     # ----------------------------------------------------------------------------------------------- logs and results
 

@@ -10,7 +10,7 @@ call keeps an empty memory, which earns a reward for being short.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice, zip_longest
 from math import sqrt
@@ -28,7 +28,7 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.reader import MAX_TRUNCATED, AnswerCounts, find_reader_fault
 from memalpha.qa.report import Record
 from memalpha.train.algorithms.base import Algorithm, Annotation, annotate
-from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
+from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import Engine, scheduled_learning_rate
 from memalpha.train.rollouts.ahead import make_source
@@ -446,40 +446,35 @@ class ReinforcementStep(TrainingStep):
             if sample.pg.any():
                 value = sample.advantages.tolist() if self.algorithm.credit else float(sample.advantages[0])
                 advantages.setdefault(_turn_key(sample), []).append(value)
-        turns = (
-            (
-                policy_gradient_sample(turn, task=group.task.id, rollout=trajectory.rollout, role=trajectory.role),
-                turn,
-                reward,
-            )
-            for group in groups
-            for trajectory in group.trajectories
-            if trajectory.reward
-            for turn, reward in zip(trajectory.turns, trajectory.reward.turns, strict=True)
-        )
-        self.directory.append(
-            "turns.jsonl",
-            (
-                {
+        self.directory.append("turns.jsonl", self._turn_lines(groups, advantages, step))
+
+    def _turn_lines(
+        self,
+        groups: Sequence[TrajectoryGroup[Any]],
+        advantages: Mapping[tuple[str, int, str, int], list[Any]],
+        step: int,
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the lines of turns.jsonl; a turn takes its advantage from the end of its list."""
+        for trajectory in (item for group in groups for item in group.trajectories if item.reward):
+            assert trajectory.reward is not None
+            for turn, reward in zip(trajectory.turns, trajectory.reward.turns, strict=True):
+                completion, task = turn.completion, trajectory.task.id
+                left = advantages.get((task, trajectory.rollout, trajectory.role, turn.chunk))
+                yield {
                     "step": step,
-                    "task": sample.task,
-                    "rollout": sample.rollout,
-                    "role": sample.role,
-                    "chunk": sample.chunk,
-                    "prompt_ids": list(sample.prompt_ids),
-                    "completion_ids": list(sample.completion_ids),
-                    "logprobs": sample.logprobs.tolist(),
-                    "temperature": sample.temperature,
-                    "advantage": turn_advantages.pop()
-                    if (turn_advantages := advantages.get(_turn_key(sample)))
-                    else None,
+                    "task": task,
+                    "rollout": trajectory.rollout,
+                    "role": trajectory.role,
+                    "chunk": turn.chunk,
+                    "prompt_ids": list(completion.prompt_ids),
+                    "completion_ids": list(completion.completion_ids),
+                    "logprobs": np.asarray(completion.logprobs, dtype=np.float32).tolist(),
+                    "temperature": completion.temperature or 1.0,
+                    "advantage": left.pop() if left else None,
                     "reward": reward,
                     "ok": all(result.ok for result in turn.results),
-                    "weights_step": step if turn.completion.weights_step is None else turn.completion.weights_step,
+                    "weights_step": step if completion.weights_step is None else completion.weights_step,
                 }
-                for sample, turn, reward in turns
-            ),
-        )
 
 
 class UpdateKL:

@@ -10,7 +10,7 @@ from memalpha.errors import TrainingError
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.base import Algorithm, Annotation, annotate, build_rows, mask_truncated
 from memalpha.train.data.samples import cross_entropy_sample
-from memalpha.train.learner.engine import StreamCount, count_streams
+from memalpha.train.learner.engine import normalize
 from memalpha.types import Chunk, Completion, Reward, Task, Trajectory, TrajectoryGroup, Turn
 
 ROW = cross_entropy_sample((1,), (2,))
@@ -51,8 +51,10 @@ def test_masking_is_known_before_the_rewards():
     groups = [TrajectoryGroup(Task(id="t", chunks=(Chunk(text="x"),)), trajectories)]
     rows = annotate(ALGORITHMS["grpo"](config), groups, None).rows
     sampled = mask_truncated(build_rows(groups, config.loss.entropy_coef), config)
-    assert count_streams(rows) == count_streams(sampled)
-    assert count_streams(rows)["pg"] == StreamCount(rows=6, tokens=8, units=1)
-    assert count_streams(rows)["ent"] == StreamCount(rows=4, tokens=8, units=1)
+    for divided in (normalize(rows, "constant", 1.0), normalize(sampled, "constant", 1.0)):
+        assert {weight for row in divided for weight in row.pg.tolist()} == {0.0, float(np.float32(1 / 6))}
+        assert {weight for row in divided if row.ent is not None for weight in row.ent.tolist()} == {
+            float(np.float32(0.1) / np.float32(8))
+        }
     assert [row.masked for row in rows] == [False, True, False] * 2
     assert not any(row.masked for row in annotate(ALGORITHMS["grpo"](DEFAULTS), groups, None).rows)
