@@ -72,7 +72,7 @@ def read_part(part: Any) -> Any:
     try:
         return TypeAdapter(RewardPart).validate_python(dict(part))
     except ValidationError as error:
-        problems = [dict(item) for item in error.errors()]
+        problems: list[dict[str, Any]] = [dict(item) for item in error.errors()]
         details = [(".".join(map(str, item["loc"][1:])), format_problem(item)) for item in problems]  # loc[0]: the kind
         raise ConfigError("; ".join(f"{name}: {message}" if name else message for name, message in details)) from error
 
