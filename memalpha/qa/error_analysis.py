@@ -46,7 +46,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from memalpha.qa.passages import Passage, Retrieval, WrittenMemory
 from memalpha.store.search.lexical import term_counts
-from memalpha.store.values import contains, is_same, key_value, normalize
+from memalpha.store.values import contains, is_same, key_value, normalize, tokens
 from memalpha.types import Question, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -464,7 +464,7 @@ class _IndexedPassages:
         by_word: dict[str, list[Passage]] = {}
         for passage in self._passages:
             texts = {passage.text, *passage.text.split("\n")}
-            for word in {word for text in texts for word in normalize(text).split(" ")}:
+            for word in {word for text in texts for word in tokens(text)}:
                 by_word.setdefault(word, []).append(passage)
         return by_word
 
@@ -475,7 +475,7 @@ class _IndexedPassages:
         """
         if len(self._passages) <= MAX_UNINDEXED:
             return self._passages
-        return min((self.by_word.get(word, []) for word in normalize(text).split(" ")), key=len)
+        return min((self.by_word.get(word, []) for word in tokens(text)), key=len, default=[])
 
 
 @lru_cache(maxsize=8)

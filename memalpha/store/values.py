@@ -4,8 +4,9 @@ SQuAD's normalization (Rajpurkar et al., EMNLP 2016) drops all punctuation, whic
 Here the marks stay that tell values apart: those between digits, signs, those of a name (C#, .NET, AC/DC, O-), per cent
 and currencies. Case, articles, grouped thousands (1,000), quotes, brackets and the marks of a sentence do not matter.
 
-A date of digits or words becomes `9 january 2024`: 2024-01-09, 09.01.2024 (dots: day first), Jan 9th, 2024. Where
-slashes or dashes leave the order of day and month open (03/04/2024) the date is equal to its own spelling alone.
+A date of digits or words becomes `9 january 2024`: 2024-01-09, 09.01.2024 (dots: day first), Jan 9th, 2024, and the
+Chinese, Japanese and Korean form of year, month, day. Where slashes or dashes leave the order of day and month open
+(03/04/2024) the date is equal to its own spelling alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterable
 from datetime import date
 from functools import lru_cache
 
-from memalpha.store.search.lexical import words
+from memalpha.store.search.lexical import UNSPACED, words
 from memalpha.types import MemoryEntry
 
 MONTHS = (
@@ -71,6 +72,9 @@ _WORD_DATES = tuple(
     )
 )
 _NUMBER_DATE = re.compile(r"(?<![\w./-])(\d{1,4})([-./])(\d{1,2})\2(\d{1,4})(?:t(?=\d\d:)|(?!\w|[-./]\d))")
+_EAST_ASIAN_DATE = re.compile(
+    "(?<!\\d)(\\d{4}) ?[\u5e74\ub144] ?(\\d{1,2}) ?[\u6708\uc6d4] ?(\\d{1,2}) ?[\u65e5\uc77c]"  # year, month, day
+)
 _RAISED = re.compile("(?<=\\d)(?=[\u00b2\u00b3\u00b9\u2070\u2074-\u2079])")
 _FRACTION = re.compile("(?<=\\d)(?=[\u00bc-\u00be\u2150-\u215e])")
 _THOUSANDS = re.compile(r"(?<![\d.,'])[1-9]\d{0,2}(?:[,']\d{2,3})*[,']\d{3}(?![\d']|,\d)")
@@ -111,6 +115,8 @@ def normalize(text: str) -> str:
             plain = _NUMBER_DATE.sub(_number_date, plain)
             plain = re.sub(r"(?<=\d)%", " %", _CURRENCY_FIRST.sub(r"\2 \1", plain))
     if has_digit:
+        if not plain.isascii():
+            plain = _EAST_ASIAN_DATE.sub(_east_asian_date, plain)
         for form in _WORD_DATES:
             plain = form.sub(_word_date, plain)
     if plain.isascii() and plain.replace(" ", "").isalnum():
@@ -135,6 +141,11 @@ def _number_date(match: re.Match[str]) -> str:
     dates = dict.fromkeys(text for order in orders if (text := _date_text(*map(int, order))))
     is_open = len(dates) > 1 and mark != "."
     return match[0] if is_open or not dates else f"{next(iter(dates))} "
+
+
+def _east_asian_date(match: re.Match[str]) -> str:
+    text = _date_text(*map(int, match.groups()))
+    return f" {text} " if text else match[0]
 
 
 def _date_text(year: int, month: int, day: int) -> str | None:
@@ -286,13 +297,22 @@ def is_same(left: str, right: str) -> bool:
     return bool(normalize(left)) and normalize(left) == normalize(right)
 
 
+def tokens(text: str) -> list[str]:
+    """Split a text into normalized tokens: words, and single characters of scripts written without spaces."""
+    plain = normalize(text)
+    return (plain if plain.isascii() else UNSPACED.sub(r" \g<0> ", plain)).split()
+
+
 def contains(text: str, part: str) -> bool:
     """Return True if `text` contains `part` as a run of whole normalized tokens.
 
-    An empty part is never contained.
+    An empty part is never contained. A part of one character has to stand between spaces or marks in every script,
+    since one character is too little to tell a word by where words are not separated.
     """
-    needle = normalize(part)
-    return bool(needle) and f" {needle} " in f" {normalize(text)} "
+    if len(normalize(part)) == 1:
+        return f" {normalize(part)} " in f" {normalize(text)} "
+    needle = " ".join(tokens(part))
+    return bool(needle) and f" {needle} " in f" {' '.join(tokens(text))} "
 
 
 def is_copied(content: str, source: str) -> bool:

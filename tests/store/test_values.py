@@ -57,9 +57,19 @@ def test_numbers_and_names_share_no_token():
     assert not contains("C++ and C#", "C") and contains("C++ and C#", "c#") and contains("It costs $5", "5")
 
 
+def test_an_answer_in_a_script_without_spaces_is_found_inside_a_sentence():
+    assert contains("昨日大阪に引っ越しました。", "大阪") and contains("서울에 살아요", "서울")
+    assert contains("เขาอยู่กรุงเทพ", "กรุงเทพ")
+    assert contains("試験は2026年1月9日です", "2026-01-09") and contains("家賃は5万円です", "5万円")
+    assert not contains("家賃は15万円です", "5万円") and not contains("大きい阪神", "大阪")
+    assert not contains("不是", "是") and contains("答案: 是", "是")  # one character has to stand alone
+    assert token_f1("大阪です", "大阪") == pytest.approx(2 / 3) and token_f1("東京", "大阪") == 0.0
+
+
 @pytest.mark.parametrize(
     "texts",
     [
+        "2026-01-09|2026年1月9日|2026년 1월 9일|9 Jan 2026",
         "1,000|1000|1'000|(1,000).",
         "1,234,567.5|1234567.5",
         "Oslo.|Oslo|oslo!|“Oslo”|**Oslo**|*Oslo*|_Oslo_|`Oslo`|the Oslo|Os\u00adlo",

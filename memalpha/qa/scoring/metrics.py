@@ -37,7 +37,7 @@ from memalpha.qa.scoring.official import (
     strict_match,
     substring_match,
 )
-from memalpha.store.values import FULL_DATE, contains, holds_answer, is_same, normalize
+from memalpha.store.values import FULL_DATE, contains, holds_answer, is_same, tokens
 from memalpha.types import Question, Task
 
 if TYPE_CHECKING:
@@ -59,9 +59,10 @@ def containment(prediction: str, gold: str) -> float:
 def token_f1(prediction: str, gold: str) -> float:
     """Return the harmonic mean of precision and recall over normalized tokens with multiplicity.
 
-    Where both texts hold a whole date, a date is one token: another day of the same month earns nothing.
+    Where both texts hold a whole date, a date is one token: another day of the same month earns nothing. Of scripts
+    written without spaces every character is a token, as in CMRC 2018 and KorQuAD.
     """
-    texts = [normalize(prediction), normalize(gold)]
+    texts = [" ".join(tokens(text)) for text in (prediction, gold)]
     if all(map(FULL_DATE.search, texts)):
         texts = [FULL_DATE.sub(r"\1-\2-\3", text) for text in texts]
     return bag_f1(texts[0].split(), texts[1].split())

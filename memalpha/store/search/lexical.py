@@ -74,7 +74,8 @@ _ELISION = re.compile(  # of French, Italian, Catalan, Portuguese articles and p
 )
 _ENDING = re.compile(r"(\w{3,})'(?!(?:[dmst]|re|ve|ll|em)$)\w+$")  # of a name: the Turkish "izmir'de"
 _TOKEN = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])[\w{_SIGNS}])+(?:['\u2019](?![{_UNSPACED}_])\w+)*")
-_RUN = re.compile(rf"[{_UNSPACED}]")
+UNSPACED = re.compile(rf"[{_UNSPACED}]")
+"""A character of a script that is written without spaces, or of Hangul."""
 _WORD_ALONE = re.compile(rf"[{_ALONE}]")
 _ASCII_TOKEN = re.compile(r"[a-z0-9]+(?:'[a-z0-9]\w*)*")  # what _TOKEN finds in lower-case ASCII, four times as fast
 
@@ -125,7 +126,7 @@ def _any_tokens(text: str) -> list[str]:
     # Once more after the case is folded, which takes some letters apart: of a Turkish \u0130 a dot above the i remains.
     text = unicodedata.normalize("NFKC", _UNWRITTEN.sub("", unicodedata.normalize("NFKC", text)).casefold())
     for token in _TOKEN.findall(text.replace("i\u0307", "i")):
-        if len(token) == 1 or not _RUN.match(token):
+        if len(token) == 1 or not UNSPACED.match(token):
             tokens += (token,) if token.isalpha() and token.isascii() else _forms(token)
         else:
             tokens += [token[i : i + 2] for i in range(len(token) - 1)]
