@@ -9,6 +9,7 @@ import csv
 import hashlib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 from collections import Counter, defaultdict
@@ -363,7 +364,7 @@ def as_markdown(reports: Sequence[Report]) -> str:
     header, rows = table_rows(reports)
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
     lines += ["| " + " | ".join(format_cell(value) for value in row) + " |" for row in rows]
-    return "\n\n".join([_common_setup(reports), "\n".join(lines), *warnings_of(reports)]) + "\n"
+    return "\n\n".join([_common_setup(reports), "\n".join(lines), *warnings_of(reports), *format_bills(reports)]) + "\n"
 
 
 def print_table(reports: Sequence[Report]) -> None:
@@ -399,7 +400,7 @@ def print_table(reports: Sequence[Report]) -> None:
     console.print(overall)
     if len(_abilities(reports)) > 1:
         console.print(by_ability_table)
-    for line in warnings_of(reports):
+    for line in (*warnings_of(reports), *format_bills(reports)):
         console.print(line)
 
 
@@ -431,6 +432,9 @@ def ceiling_of(reports: Sequence[Report]) -> tuple[float, str] | None:
     return (full_accuracies[0], "the whole conversation (full)") if full_accuracies else None
 
 
+_BILLED = ("paid", "cached", "prompt_tokens", "completion_tokens", "cost")
+
+
 def warnings_of(reports: Sequence[Report]) -> list[str]:
     """Return what a reader of the figures has to know: a low ceiling, what has no verdict, was cut off or left out.
 
@@ -454,6 +458,13 @@ def warnings_of(reports: Sequence[Report]) -> list[str]:
         if (unjudged := report.summary.get("unjudged"))
     ]
     notes += [
+        f"{report.name}: {empty:,} of {len(report.records):,} answers are empty and count as wrong: the endpoint "
+        f"filters them, or the model's thoughts take all of its tokens (eval/{file_stem(report.name)}.jsonl)"
+        for report in reports
+        if report.summary.get("reader_truncated") is not None
+        and (empty := sum(not record.answer.strip() and not record.truncated for record in report.records))
+    ]
+    notes += [
         f"{report.name}: {truncated:,} of {len(report.records):,} answers were cut at reader.max_new_tokens, "
         "which may make them wrong: raise it, or set reader.thinking_tokens for a model that thinks first"
         for report in reports
@@ -464,6 +475,23 @@ def warnings_of(reports: Sequence[Report]) -> list[str]:
         f"{max(counts):,} at most: raise reader.context_tokens if the reader's context has room"
         for report in reports
         if (counts := [record.left_out for record in report.records if record.left_out])
+    ]
+
+
+def format_bills(reports: Sequence[Report]) -> list[str]:
+    """Return a line for each role and endpoint: its answers, tokens and cost over all systems and the ceiling."""
+    totals: dict[str, dict[str, float]] = {}
+    for bills in (reports[0].summary.get("ceiling_bills"), *(report.summary.get("bills") for report in reports)):
+        for name, bill in (bills or {}).items():
+            if "paid" in bill:
+                total = totals.setdefault(name, dict.fromkeys(_BILLED, 0.0))
+                for key in _BILLED:
+                    total[key] += math.nan if bill[key] is None else bill[key]
+    return [
+        f"{name}: {total['paid']:,.0f} answers paid, {total['cached']:,.0f} from the cache, "
+        f"{total['prompt_tokens']:,.0f} + {total['completion_tokens']:,.0f} tokens"
+        + ("" if math.isnan(total["cost"]) else f", cost {total['cost']:,.4f}")
+        for name, total in totals.items()
     ]
 
 

@@ -11,6 +11,7 @@ from hostile import HostileServer
 from memalpha.config import EvalConfig, WorldConfig, build_config
 from memalpha.errors import PolicyError
 from memalpha.qa.from_config import run_evaluation
+from memalpha.qa.report import format_bills
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic
 
@@ -83,6 +84,9 @@ def test_writer_reader_and_judge_behind_a_server_that_goes_away(tmp_path, monkey
     assert writer.summary["bills"][f"writer {server.name}"]["paid"] == sum(len(task.chunks) for task in tasks)
     assert all(entry.summary["ceiling_bills"][f"reader {server.name}"]["asked"] for entry in full), "paid once for all"
     assert all(entry.summary["bills"][f"judge {server.name}"]["unreadable"] == 1 for entry in full)
+    paid = rag.summary["ceiling_bills"], rag.summary["bills"], writer.summary["bills"]
+    read = sum(bills.get(f"reader {server.name}", {}).get("paid", 0) for bills in paid)
+    assert f"reader {server.name}: {read:,} answers paid" in "\n".join(format_bills(full))
     bills = [bill for entry in again for name, bill in entry.summary["bills"].items() if name.startswith("reader")]
     assert bills[0]["cached"] > bills[0]["paid"] and bills[1]["paid"] > 0, (
         "the outage was after the first one's answers"

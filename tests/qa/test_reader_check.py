@@ -96,3 +96,5 @@ def test_evaluate_raises_and_can_be_told_to_go_on():
     half = evaluate(writer, conversations, reader(CUT, ANSWERS), config=CONFIG)
     assert half.summary["reader_truncated"] == 1 / len(half.records)
     assert f"1 of {len(half.records)} answers were cut at reader.max_new_tokens" in warnings_of([half])[-1]
+    blank = evaluate(writer, conversations, reader(MUTE, ANSWERS), config=CONFIG)
+    assert f"1 of {len(blank.records)} answers are empty and count as wrong" in warnings_of([blank])[-1]
