@@ -524,8 +524,6 @@ class Trainer:
         if self.best and self.final:
             best_step = _better_validation(self.best, self.final)["step"]
             self.directory.link_best(best_step)
-        if best_step == 0 < self.step:
-            self.display.log("no step validated above the start: checkpoints/best holds the weights of the start")
         load_weights(self.directory.checkpoint(best_step), self.engine)
         self.engine.weights_step = best_step
         results = {**self.training_step.summary(), **self.evaluations.summary()}
