@@ -13,8 +13,9 @@ from datetime import date, timedelta
 
 from memalpha.agent.prompts import ABSTAIN
 from memalpha.agent.reader import Answer, Conflicts, Item, apply_conflict_rule, mark_conflicts, retrieve
+from memalpha.agent.transcript import split_label
 from memalpha.config import ReaderConfig
-from memalpha.store.search.lexical import STOP_WORDS, words
+from memalpha.store.search.lexical import STOP_WORDS, UNSPACED, words
 from memalpha.store.values import MONTHS
 from memalpha.types import is_iso_time
 
@@ -50,8 +51,13 @@ _NAMED = (  # day, month, year; day 0 is the whole month
 )
 _CLOCK = re.compile(r"\b\d{1,2}(?:[:.]\d\d)? ?(?:[ap]\.?m\b\.?|o'clock)|\b\d{1,2}:\d\d\b", re.I)
 _ASKS_FOR_CLOCK = re.compile(r"when (?:does|is)\b", re.I)
-_SENTENCE_END = re.compile(r"(?<=[.!?])\s+|[\[\]]")
-_TOKEN = re.compile(r"[\w'\u2019-]+")
+_SENTENCE_END = re.compile("(?<=[.!?])\\s+|(?<=[\u3002\uff01\uff1f])|[\\[\\]]")
+# Thai, Lao, Burmese, Khmer, kana and Han: nothing parts their words. Hangul has spaces.
+_CHARACTER = (
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
+)
+_TOKEN = re.compile(rf"{_CHARACTER}|(?:(?!{_CHARACTER})[\w'\u2019-])+")
+_BETWEEN = re.compile(f"(?<={_CHARACTER}) (?={_CHARACTER})")
 _MONTH_NAMES = tuple(month[:3] for month in MONTHS)
 _SPEAKER = re.compile(r"[A-Z][\w.'-]*(?: [\w.'-]+){0,2}: ")
 
@@ -61,7 +67,8 @@ class CopyReader:
 
     For "when" the answer is a date that the entry names, or the entry's own, shifted by "yesterday", "last month", "two
     weeks ago" and the like.
-    Otherwise it is a span of the sentence nearest to the question: the longest run of words that the question lacks.
+    Otherwise it is a span of the sentence nearest to the question: the longest run of words that the question lacks, or
+    of characters where nothing parts words.
     """
 
     def __init__(self, config: ReaderConfig | None = None) -> None:
@@ -94,7 +101,7 @@ def copy_answer(question: str, text: str, timestamp: str | None) -> str:
     day = date.fromisoformat(timestamp[:10]) if timestamp and is_iso_time(timestamp[:10]) else None
     if day is not None:
         text = text.removeprefix(f"{format_date(day)} ")  # as `rag` writes raw turns
-    text = _SPEAKER.sub("", text, count=1) if _SPEAKER.match(text) else text
+    text = _SPEAKER.sub("", text, count=1) if _SPEAKER.match(text) else split_label(text)[1]
     if day is not None and question.lower().startswith("when"):
         if _ASKS_FOR_CLOCK.match(question) and (clock := _CLOCK.search(text)):
             return clock[0]
@@ -104,13 +111,14 @@ def copy_answer(question: str, text: str, timestamp: str | None) -> str:
     best = max(sentences, key=lambda sentence: len(question_words & set(words(sentence))))
     spans: list[list[str]] = [[]]
     for token in _TOKEN.findall(best):
-        new = words(token)
-        if token.lower() in STOP_WORDS or question_words & set(new):
+        # Particles and endings are glued to the words of Hangul: how a word begins tells which it is.
+        is_known = token[:2] in question if UNSPACED.match(token) else question_words.intersection(words(token))
+        if token.lower() in STOP_WORDS or is_known:
             if spans[-1]:
                 spans.append([])
         else:
             spans[-1].append(token)
-    return " ".join(max(spans, key=len)) or best
+    return _BETWEEN.sub("", " ".join(max(spans, key=len))) or best
 
 
 def _named_date(text: str, day: date) -> str | None:

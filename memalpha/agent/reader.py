@@ -28,7 +28,8 @@ from memalpha.policy.base import Policy, count_checked, reader_style, sample_che
 from memalpha.policy.reply_cache import cache_frozen
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
-from memalpha.store.search.lexical import stem
+from memalpha.store.search import lexical
+from memalpha.store.search.lexical import UNSPACED, stem
 from memalpha.store.values import contains, is_abstention, is_contradictory, is_same, key_value, slot_value
 from memalpha.types import Completion, Hit, MemoryEntry, Question, SampleRequest, ToolCall
 
@@ -431,7 +432,7 @@ class ExtractiveReader:
       somebody else retrieved.
     - "When" returns the date of the best matching entry.
     - Other questions return the value of the best entry whose key shares a word with the question. An entry without a
-      key matches by its whole text.
+      key, and a line of a transcript, whose label says who spoke, match by their whole text.
 
     It abstains if no entry matches.
     """
@@ -486,7 +487,10 @@ _STOP = frozenset(
 
 
 def _stems(text: str) -> set[str]:
-    return {stem(word) for word in _WORD.findall(text.lower()) if word not in _STOP}
+    stems = {stem(word) for word in _WORD.findall(text.lower()) if word not in _STOP}
+    if UNSPACED.search(text):  # where nothing parts words, pairs of characters
+        stems.update(word for word in lexical.words(text) if len(word) > 1)
+    return stems
 
 
 def _count(question: str, entries: Iterable[MemoryEntry]) -> str:
@@ -498,11 +502,13 @@ def _count(question: str, entries: Iterable[MemoryEntry]) -> str:
 def _extract(question: str, hits: Iterable[Hit]) -> str:
     question_stems, asks_when = _stems(question), question.lower().startswith("when")
     for hit in hits:
-        pair = key_value(hit.entry.content)
-        key, value = pair or (hit.entry.content, hit.entry.content)
+        entry = hit.entry
+        key, value = key_value(entry.content) or (entry.content, entry.content)
+        if entry.speaker is not None and key == entry.speaker.lower():
+            key = entry.content
         if asks_when:
-            if hit.entry.timestamp and question_stems & _stems(hit.entry.content):
-                return hit.entry.timestamp
+            if entry.timestamp and question_stems & _stems(entry.content):
+                return entry.timestamp
         elif question_stems & _stems(key):
             return value
     return ABSTAIN

@@ -4,10 +4,12 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from fake_policy import FakePolicy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memalpha import MemoryAgent, MemoryStore
 from memalpha.agent.copying_reader import CopyReader, copy_answer
 from memalpha.agent.reader import (
     ExtractiveReader,
@@ -152,6 +154,32 @@ def test_the_extractive_floor():
     assert texts == ["Oslo", "2", "2024-04-30", "I bought a red bicycle."]
     answers = ExtractiveReader().answer([("Which job do I have?", target), ("How many races?", target)])
     assert all(answer.abstained for answer in answers)
+
+
+def test_the_extractive_floor_takes_no_speaker_for_a_key_and_reads_scripts_without_spaces():
+    with MemoryStore.open(":memory:") as store:
+        agent = MemoryAgent("add_all", store)
+        agent.read("Ana: The dog's name is Rex.\nBen: I live in Oslo.\nAna: home: Lima")
+        agent.read("アナ: 犬の名前はポチです。\nアナ: 仕事は看護師です。")
+        agent.read("小明: 我的狗叫旺财。")
+        questions = ("What is the name of the dog?", "犬の名前は何ですか?", "仕事は何?", "狗叫什么?", "天気は?")
+        answers = [agent.ask(question).text for question in questions]
+    dog, *others = answers
+    assert dog == "The dog's name is Rex."
+    assert others == ["犬の名前はポチです。", "仕事は看護師です。", "我的狗叫旺财。", "unknown"]
+
+
+@pytest.mark.parametrize(
+    ("question", "text", "expected"),
+    [
+        ("犬の名前は何ですか?", "アナ: 大阪に引っ越しました。犬の名前はポチです。よろしく。", "ポチ"),
+        ("小明什么时候去上海?", "小明: 我明天出差。我下周三去上海。", "我下周三"),
+        ("강아지 이름이 뭐예요?", "지민: 강아지 이름은 초코예요.", "초코예요"),
+        ("Which Farbe?", "user: the Farbe is dark green", "dark green"),
+    ],
+)
+def test_the_copying_floor_in_any_script(question, text, expected):
+    assert copy_answer(question, text, None) == expected
 
 
 @given(st.text())
