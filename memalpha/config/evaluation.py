@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from memalpha.config.common import (
     ONE_IS_A_LIST,
@@ -72,3 +72,11 @@ class EvalConfig(Config):
     @classmethod
     def _twenty_unless_set(cls, reader: Any) -> Any:
         return {"k": EVAL_K, **reader} if isinstance(reader, Mapping) else reader
+
+    @model_validator(mode="after")
+    def _refuse_unasked_policy(self) -> Self:
+        if self.reader.policy is not None and not self.reader.is_model:
+            raise ValueError(
+                f"reader.policy: reader.kind={self.reader.kind} asks no policy: set reader.kind=policy, or leave it out"
+            )
+        return self

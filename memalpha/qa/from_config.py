@@ -14,6 +14,7 @@ from memalpha.arguments import check_path
 from memalpha.config import (
     EvalConfig,
     PreferenceConfig,
+    ReaderConfig,
     RewardModelConfig,
     TextConfig,
     build_config,
@@ -181,6 +182,10 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
     elif "data" not in overrides and run_config.data == "babi":
         streams = run_config.evaluation.babi or run_config.babi
         fields |= {"benchmark": "babi", "babi": streams.model_dump(), "limit": run_config.evaluation.tasks}
+    chosen = overrides.get("reader")
+    kind = chosen.get("kind", reader.kind) if isinstance(chosen, Mapping) else reader.kind
+    if not ReaderConfig.model_construct(kind=kind).is_model:
+        fields["reader"]["policy"] = None  # the run's, which a rule does not ask
     settings = build_config(EvalConfig, merge(fields, overrides), str(run))
     if TRAINED_SYSTEM not in settings.systems:
         return settings

@@ -531,7 +531,7 @@ def check_names(systems: Sequence[str]) -> None:
 
 
 def check_folder(folder: Path, systems: Sequence[str], source: Mapping[str, Any]) -> None:
-    """Check that `folder` holds no results of other systems on other tasks.
+    """Check that `folder` holds no results of other systems on other tasks, or by another reader, metric or budget.
 
     The report page and `memalpha compare` would read them as one evaluation. The same systems are overwritten.
 
@@ -541,21 +541,24 @@ def check_folder(folder: Path, systems: Sequence[str], source: Mapping[str, Any]
         source: Provenance of the new evaluation; see `provenance`.
 
     Raises:
-        ConfigError: The folder holds other systems on other tasks, or its summary cannot be read.
+        ConfigError: The folder holds other systems that were evaluated otherwise, or its summary cannot be read.
     """
     try:
         previous = json.loads((folder / f"{SUMMARY}.json").read_text(encoding="utf-8"))
         other_systems = sorted({file.stem for file in folder.glob("*.jsonl")} - {file_stem(name) for name in systems})
-        same_tasks = previous["tasks_sha256"] == source["tasks_sha256"]
+        differing = [] if previous["tasks_sha256"] == source["tasks_sha256"] else ["tasks"]
+        before, now = previous["config"], json.loads(json.dumps(source["config"]))
+        differing += [key for key in ("reader", "metric", "context_tokens") if before[key] != now[key]]
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"out: {folder / f'{SUMMARY}.json'} is not of an evaluation ({error}): name another"
         ) from error
-    if other_systems and not same_tasks:
+    if other_systems and differing:
         raise ConfigError(
-            f"out: {folder} holds {', '.join(other_systems)} on other tasks: name another folder, or remove it"
+            f"out: {folder} holds {', '.join(other_systems)} with other {' and '.join(differing)}: name another "
+            "folder, or remove it"
         )
 
 

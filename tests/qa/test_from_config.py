@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from memalpha.config import EvalConfig, WorldConfig, load_config
+from memalpha.config import EvalConfig, WorldConfig, build_config, load_config
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.from_config import load_config_tasks, load_run_settings, load_settings, run_evaluation
 from memalpha.qa.report import provenance
@@ -142,19 +142,26 @@ def test_systems_whose_files_would_have_one_name_are_refused(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_other_systems_on_other_tasks_do_not_share_a_folder(tmp_path):
-    def run(systems, limit):
-        settings = {"benchmark": "synthetic", "systems": systems, "limit": limit, "out": tmp_path}
+def test_systems_that_were_evaluated_otherwise_do_not_share_a_folder(tmp_path):
+    def run(systems, limit, **more):
+        settings = {"benchmark": "synthetic", "systems": systems, "limit": limit, "out": tmp_path, **more}
         return run_evaluation(EvalConfig.model_validate({**settings, "agent": {"embedder": "hash"}}))
 
     run(("empty", "oracle"), 1)
     run(("empty", "full"), 1)  # beside them, on the same tasks
-    with pytest.raises(ConfigError, match="holds oracle on other tasks: name another folder"):
+    with pytest.raises(ConfigError, match="holds oracle with other tasks: name another folder"):
         run(("empty", "full"), 2)
+    with pytest.raises(ConfigError, match="holds full, oracle with other reader and metric"):
+        run(("empty",), 1, reader={"kind": "copy"}, metric="f1")
     run(("empty", "full", "oracle"), 2)  # over them
     (tmp_path / "eval" / "summary.json").write_text("[]")
     with pytest.raises(ConfigError, match=r"summary\.json is not of an evaluation"):
         run(("empty",), 2)
+
+
+def test_a_policy_that_no_reader_asks_is_refused():
+    with pytest.raises(ConfigError, match=r"reader\.kind=copy asks no policy: set reader\.kind=policy"):
+        build_config(EvalConfig, {"reader": {"kind": "copy", "policy": "tiny"}}, "test")
 
 
 def test_seeds_are_asked_together():
