@@ -39,7 +39,7 @@ from memalpha.config import AgentConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import fit_tasks, memory_engine
-from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean
+from memalpha.errors import ConfigError, EvaluationError, InvalidContent, MemalphaError, did_you_mean
 from memalpha.policy.base import NAMED_POLICIES, RULE_POLICIES, Policy, with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import AnswerCache, keep_replies
@@ -346,9 +346,15 @@ class Streamed:
 
     @contextmanager
     def _name_errors(self, task: Task, chunk: Chunk | None = None) -> Iterator[None]:
-        """Re-raise foreign exceptions as EvaluationError with task, chunk and line of the system's code."""
+        """Re-raise foreign exceptions, and contents that a store refuses, as EvaluationError with task and chunk.
+
+        Of a foreign exception the line of the system's code is named too.
+        """
+        where = f"system {self.name}: task {task.id!r}" + ("" if chunk is None else f", chunk {chunk.index}")
         try:
             yield
+        except InvalidContent as error:
+            raise EvaluationError(f"{where}: {error} (chunk_tokens=2048 splits the chunks of the data)") from error
         except MemalphaError:
             raise
         except Exception as error:
@@ -356,10 +362,7 @@ class Streamed:
             lines = [
                 f" ({frame.filename}, line {frame.lineno})" for frame in frames if frame.filename == frames[0].filename
             ]
-            where = f"task {task.id!r}" + ("" if chunk is None else f", chunk {chunk.index}")
-            raise EvaluationError(
-                f"system {self.name}: {where}: {type(error).__name__}: {error}{''.join(lines[-1:])}"
-            ) from error
+            raise EvaluationError(f"{where}: {type(error).__name__}: {error}{''.join(lines[-1:])}") from error
 
     def _show(
         self, system: System, query: str, *, budget: int | None, turn_texts: Mapping[str, str]

@@ -10,6 +10,7 @@ import pytest
 from talk import TASK
 
 from memalpha.tasks.formats.jsonl import save_jsonl
+from memalpha.types import Chunk
 
 FAULTY = """
 class Faulty:
@@ -38,6 +39,13 @@ class Unmade(Faulty):
     def __init__(self):
         raise OSError("no disk")
 """
+
+
+def test_a_chunk_that_no_store_takes_is_named(memalpha, tmp_path):
+    talk = TASK.model_copy(update={"chunks": (Chunk(text="word " * 220_000), *TASK.chunks[1:])})
+    save_jsonl([talk.model_copy(update={"questions": TASK.questions[-1:]})], tmp_path / "tasks.jsonl")
+    code, _, err = memalpha("eval", "tasks", f"data={tmp_path / 'tasks.jsonl'}", "systems=rag")
+    assert code and "system rag: task 'talk', chunk 0:" in err and "chunk_tokens=2048" in err
 
 
 @pytest.mark.parametrize(
