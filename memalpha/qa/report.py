@@ -504,7 +504,9 @@ def save_results(folder: Path, reports: Sequence[Report], source: Mapping[str, A
         source: Provenance of the evaluation; see `provenance`.
     """
     summary = {**source, "systems": {report.name: report.summary for report in reports}}
-    (folder / f"{SUMMARY}.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    partial = folder / f".{SUMMARY}.part"  # a full disk must not leave half a summary, which would refuse to resume
+    partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    partial.replace(folder / f"{SUMMARY}.json")
     header, rows = table_rows(reports)
     with (folder / "systems.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
