@@ -15,8 +15,13 @@ from memalpha.types import Chunk, Question, SpeakerTurn, Task
 CHUNK = CHUNK_TOKENS * 4
 """Longest chunk in characters: 2,048 tokens of four characters."""
 
-BORDERS = (r"\n\s*\n", r"\n", r"[.!?][\"')\]]*\s+", r"\s+")
-"""Borders to split a text at, the best first: paragraph, line, sentence, word."""
+BORDERS = (
+    r"\n\s*\n",
+    r"\n",
+    "[.!?][\"')\\]]*\\s+|[\u3002\uff01\uff1f][\u300d\u300f\uff09\u201d]*",
+    r"\s+|[\u3001\uff0c\uff1b]",
+)
+"""Borders to split a text at, the best first: paragraph, line, sentence, word (of Chinese and Japanese, clause)."""
 
 _AHEAD = 64
 

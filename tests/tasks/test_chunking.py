@@ -89,6 +89,8 @@ def test_a_chunk_is_cut_between_turns_and_keeps_what_was_said(texts, size):
 def test_a_text_is_split_at_the_best_border():
     assert split_text("One two. Three\n\nfour five six", 22) == ["One two. Three", "four five six"]
     assert split_text("One two. Three four five", 16) == ["One two.", "Three four five"]
+    assert split_text("一つ。「二つ。」三つ四つ", 8) == ["一つ。「二つ。」", "三つ四つ"]
+    assert split_text("一つ、二つ三つ", 5) == ["一つ、", "二つ三つ"]
     assert split_text("abcdefghij", 4) == ["abcd", "efgh", "ij"]
     assert split_text("five\nlabel: 1\nsix\nlabel: 2", 18, (r"\n(?!\s*label:)",)) == ["five\nlabel: 1", "six\nlabel: 2"]
 
