@@ -168,9 +168,13 @@ EVENTS = "episodic"
 MAX_SLOT_WORDS = 4
 
 
+_COLON = re.compile("[:\uff1a]")
+
+
 def key_value(content: str) -> tuple[str, str] | None:
     """Split `City: Oslo` into (`city`, `Oslo`); None if the text before the colon is no short name."""
-    key, colon, value = content.partition(":")
+    colon = ":" if content.isascii() or (match := _COLON.search(content)) is None else match[0]
+    key, colon, value = content.partition(colon)
     if not colon or not value.strip() or not 1 <= len(key.split()) <= MAX_SLOT_WORDS:
         return None
     return " ".join(key.lower().split()), value.strip()

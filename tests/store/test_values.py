@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from memalpha.agent.reader import in_conflict
 from memalpha.qa.memory_reward import GoldFacts
 from memalpha.qa.scoring.metrics import containment, exact_match, token_f1
-from memalpha.store.values import MONTHS, contains, normalize
+from memalpha.store.values import MONTHS, contains, key_value, normalize
 from memalpha.types import Chunk, GoldOperation, MemoryEntry, Task
 
 MARKS = [".", "-", ":", "/", "^", "'", "*", "\u00d7"]
@@ -55,6 +55,11 @@ def test_names_that_differ_in_a_mark_differ():
 def test_numbers_and_names_share_no_token():
     assert token_f1("C", "C++") == token_f1("35", "3.5") == token_f1("-5", "5") == token_f1("10:30", "1030") == 0.0
     assert not contains("C++ and C#", "C") and contains("C++ and C#", "c#") and contains("It costs $5", "5")
+
+
+def test_a_key_ends_at_a_colon_of_either_width():
+    assert key_value("\u57ce\u5e02\uff1a\u4e0a\u6d77") == ("\u57ce\u5e02", "\u4e0a\u6d77")
+    assert key_value("\u6642\u523b: 10\uff1a30") == ("\u6642\u523b", "10\uff1a30")
 
 
 def test_an_answer_in_a_script_without_spaces_is_found_inside_a_sentence():

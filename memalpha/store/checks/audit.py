@@ -282,7 +282,7 @@ def find_contradictions(entries: Sequence[MemoryEntry]) -> list[Finding]:
     findings = []
     for slot, slot_entries in _group_by_slot(entries).items():
         if is_contradictory(slot_entries):
-            values = dict.fromkeys(entry.content.partition(":")[2].strip() for entry in slot_entries)
+            values = dict.fromkeys(pair[1] for entry in slot_entries if (pair := key_value(entry.content)))
             message = f"{slot} is said to be {', '.join(map(repr, values))}"
             findings.append(Finding("contradiction", "values", message, tuple(slot_entries)))
     return findings
