@@ -42,9 +42,8 @@ def case(number: int) -> dict:
     ]
     chunks, gold = [], []
     for day, call in enumerate(calls):
-        lines = [("customer", text, done) for text, done in call] + [
-            ("agent", text, None) for text in rng.sample(TALK, 2)
-        ]
+        talk = (rng.choice(TALK), f"This is ticket {number}-{day}.")  # no call of a held-out customer was trained on
+        lines = [("customer", text, done) for text, done in call] + [("agent", text, None) for text in talk]
         rng.shuffle(lines)
         turns = [{"id": f"{day}.{n}", "speaker": who, "text": text} for n, (who, text, _) in enumerate(lines)]
         chunks.append({"timestamp": f"2025-03-{7 * day + 3:02}", "turns": turns})

@@ -16,7 +16,7 @@ from standin import StandIn
 
 import memalpha.tasks.catalog
 from memalpha import load_tasks
-from memalpha.config import AgentConfig, RewardConfig
+from memalpha.config import AgentConfig, RewardConfig, training_config
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.store import MemoryStore
@@ -26,7 +26,7 @@ EXAMPLES = ROOT / "examples"
 TESTED = {
     "chatbot",
     "langgraph_agent",
-    "make_cases",  # tests/test_docs.py follows docs/start/own-data.md
+    "make_cases",
     "own_algorithm",
     "own_data_set",
     "own_embedder",
@@ -205,6 +205,16 @@ def test_own_data_set_works_as_a_module_of_the_catalog(
     (tmp_path / "short.csv").write_text("0,customer\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"short.csv:1: ticket, speaker and text"):
         load_tasks("tickets", data="short.csv")
+
+
+def test_make_cases_holds_out_calls_that_no_training_task_has(run_example: Run) -> None:
+    pytest.importorskip("torch")
+    from memalpha.train.rollouts.memory_tasks import TaskSource
+
+    run_example("make_cases")
+    settings = {"source": "gold", "data": "cases.jsonl", "eval_data": "held-out.jsonl", "validation_tasks": 10}
+    source = TaskSource(training_config("sft", settings))  # it refuses held-out tasks whose text is trained on
+    assert (len(source.validation), len(source.held_out)) == (10, 40)
 
 
 def test_train_on_own_data_imitates_and_evaluates(run_example: Run) -> None:
