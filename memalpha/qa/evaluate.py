@@ -400,7 +400,8 @@ def _set_metrics(tasks: Sequence[Task], metric: str | None, default: str, judged
                 raise ConfigError(f"metric {name} needs a judge: name it in judge.judges, or set metric=contains")
             if name not in QUESTION_METRICS and name not in JUDGED:
                 names = (*QUESTION_METRICS, *JUDGED)
-                raise ConfigError(f"metric: no metric {name!r}{did_you_mean(name, names)}: one of {', '.join(names)}")
+                where = "metric" if metric else f"task {task.id!r}, question {question.id!r}: meta.metric"
+                raise ConfigError(f"{where}: no metric {name!r}{did_you_mean(name, names)}: one of {', '.join(names)}")
             questions.append(question.model_copy(update={"meta": {**question.meta, "metric": name}}))
         results.append(task.model_copy(update={"questions": tuple(questions)}))
     return results

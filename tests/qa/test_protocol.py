@@ -205,8 +205,11 @@ def test_what_is_beyond_rules_is_judged():
     assert not any(record.error_class for record in report.records) and report.records[0].ceiling
     with pytest.raises(ConfigError, match=r"metric judge needs a judge.*judge\.judges"):
         run("rag", metric="judge")
-    with pytest.raises(ConfigError, match="no metric 'colour'"):
+    with pytest.raises(ConfigError, match=r"^metric: no metric 'colour'"):
         run("rag", metric="colour")
+    coloured = TASK.questions[1].model_copy(update={"meta": {"metric": "colour"}})
+    with pytest.raises(ConfigError, match=r"task 'talk', question 'late': meta\.metric: no metric 'colour'"):
+        run("rag", metric=None, tasks=[TASK.model_copy(update={"questions": (coloured,)})])
 
 
 def test_answers_without_a_verdict_are_counted_where_the_figures_are(capsys):
