@@ -452,6 +452,12 @@ def warnings_of(reports: Sequence[Report]) -> list[str]:
             f"are its own. To compare memories, take {reader}{metric if summary['metric'] == 'exact' else ''}"
         )
     notes += [
+        f"{report.name}: its memory is empty in all conversations; of a writer, `memalpha check-policy` tells whether "
+        "its calls can be read"
+        for report in reports
+        if report.name != "empty" and report.summary.get("memory_tokens") == 0 and not report.summary.get("tokens")
+    ]
+    notes += [
         f"{report.name}: no judge gave a readable verdict on {unjudged:,} of {unjudged + len(report.records):,} "
         f"answers; they are in no figure and no denominator (eval/{file_stem(report.name)}.unjudged.json)"
         for report in reports

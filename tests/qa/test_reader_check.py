@@ -98,3 +98,8 @@ def test_evaluate_raises_and_can_be_told_to_go_on():
     assert f"1 of {len(half.records)} answers were cut at reader.max_new_tokens" in warnings_of([half])[-1]
     blank = evaluate(writer, conversations, reader(MUTE, ANSWERS), config=CONFIG)
     assert f"1 of {len(blank.records)} answers are empty and count as wrong" in warnings_of([blank])[-1]
+
+
+def test_a_writer_that_wrote_nothing_is_named():
+    report = evaluate(ScriptedPolicy("fixed", text="Hello!"), tasks(WorldConfig(), 3, 0, 2), config=CONFIG)
+    assert any("its memory is empty in all conversations" in line for line in warnings_of([report]))
