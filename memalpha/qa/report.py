@@ -451,6 +451,8 @@ def warnings_of(reports: Sequence[Report]) -> list[str]:
             f"shown {view}, the reader is right in less than {LOW_CEILING:.0%} of the questions: most errors "
             f"are its own. To compare memories, take {reader}{metric if summary['metric'] == 'exact' else ''}"
         )
+    if reports[0].records and not any(record.gold for record in reports[0].records):
+        notes.append("no question has an accepted answer (`answers`), so abstaining is right everywhere")
     notes += [
         f"{report.name}: its memory is empty in all conversations; of a writer, `memalpha check-policy` tells whether "
         "its calls can be read"

@@ -100,6 +100,12 @@ def test_evaluate_raises_and_can_be_told_to_go_on():
     assert f"1 of {len(blank.records)} answers are empty and count as wrong" in warnings_of([blank])[-1]
 
 
-def test_a_writer_that_wrote_nothing_is_named():
+def test_a_writer_that_wrote_nothing_and_a_file_without_answers_are_named():
     report = evaluate(ScriptedPolicy("fixed", text="Hello!"), tasks(WorldConfig(), 3, 0, 2), config=CONFIG)
     assert any("its memory is empty in all conversations" in line for line in warnings_of([report]))
+    unanswered = [
+        task.model_copy(update={"questions": tuple(q.model_copy(update={"answers": ()}) for q in task.questions)})
+        for task in tasks(WorldConfig(), 3, 0, 1)
+    ]
+    report = evaluate(ScriptedPolicy("add-all"), unanswered, config=CONFIG)
+    assert any("abstaining is right everywhere" in line for line in warnings_of([report]))
