@@ -142,8 +142,9 @@ def compare(
     for name in system or ():
         if not any(_has_name(compared, name) for compared in systems):
             raise DataError(f"--system {name}: there are {', '.join(compared.name for compared in systems)}")
-    if system:  # those of a run that has only one are compared, too
-        systems = [s for s in systems if s.name in runs or any(_has_name(s, name) for name in system)]
+    if system:  # those of a run that has only one, and the baseline, are compared, too
+        names = [*system, *([baseline] if baseline else [])]
+        systems = [s for s in systems if s.name in runs or any(_has_name(s, name) for name in names)]
     comparison = comparing.compare(systems, baseline=baseline, common=common, value=value.value, seed=seed)
     if out is not None:
         formats = {".csv": comparing.as_csv, ".md": comparing.as_markdown, ".json": _as_json}

@@ -245,5 +245,7 @@ def test_the_command_keeps_the_systems_that_are_named(tmp_path):
         f"{runs[1]}:after",
         f"{runs[2]}:after",
     }
+    done = CliRunner().invoke(app, ["compare", runs[1], "--baseline", "oracle", "--system", "after", "--json"])
+    assert {line["system"] for line in json.loads(done.stdout)["lines"]} == {"after", "oracle"}
     with pytest.raises(DataError, match=r"--system befor: there are .*:after"):
         CliRunner().invoke(app, ["compare", *runs, "--system", "befor"], catch_exceptions=False)
