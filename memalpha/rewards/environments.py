@@ -61,11 +61,15 @@ def load_rewards(
     return functions
 
 
-def read_part(part: Any) -> Any:
+def read_part(part: Any, location: str) -> Any:
     """Return a part of a configuration for a mapping as YAML has it; leave anything else as it is.
 
+    Args:
+        part: Mapping, or what needs no reading.
+        location: Where the part stands, for messages.
+
     Raises:
-        ConfigError: The mapping is no part; names the setting.
+        ConfigError: The mapping is no part; names location and setting.
     """
     if not isinstance(part, Mapping):
         return part
@@ -74,12 +78,13 @@ def read_part(part: Any) -> Any:
     except ValidationError as error:
         problems: list[dict[str, Any]] = [dict(item) for item in error.errors()]
         details = [(".".join(map(str, item["loc"][1:])), format_problem(item)) for item in problems]  # loc[0]: the kind
-        raise ConfigError("; ".join(f"{name}: {message}" if name else message for name, message in details)) from error
+        problem = "; ".join(f"{name}: {message}" if name else message for name, message in details)
+        raise ConfigError(f"{location}: {problem}") from error
 
 
 def _load(part: Any, location: str) -> RewardFunction:
+    part = read_part(part, location)
     try:
-        part = read_part(part)
         match part:
             case MathPart():
                 reward: Any = MathReward(part.column)

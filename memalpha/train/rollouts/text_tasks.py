@@ -42,7 +42,8 @@ def build_environment(config: TextConfig, rewards: Any = None, environment: Any 
             raise ConfigError("rewards: have no effect with an environment, which gives its own; leave one of them out")
         return environment if config.environment is None else import_object(config.environment, "environment")
     if rewards is not None:
-        parts = [read_part(part) for part in (rewards if isinstance(rewards, Sequence) else [rewards])]
+        items = rewards if isinstance(rewards, Sequence) else [rewards]
+        parts = [read_part(part, f"rewards.{number}") for number, part in enumerate(items)]
         kept = [part.kept_in(config.out) if isinstance(part, RewardSettings) else part for part in parts]
         return TextGeneration(kept)
     if not config.rewards:
@@ -120,6 +121,8 @@ class TextTaskSource(FileTasks[TextTask]):
             if eval_tasks is None and tasks is None and self._name in HUB_SETS:
                 eval_tasks = self._load(self._name, "test", config.evaluation.tasks)
             self._split_tasks(train_tasks, eval_tasks, is_eval_named=is_eval_named)
+        eval_name = config.evaluation.data
+        check_ids(self.held_out, "eval_data" if eval_name is None else f"eval_data: {eval_name}")
         if config.curriculum is not None:
             examples = self.file_tasks
             if self._generator is not None:
@@ -135,7 +138,6 @@ class TextTaskSource(FileTasks[TextTask]):
     def _split_tasks(self, tasks: list[TextTask], eval_tasks: list[TextTask] | None, *, is_eval_named: bool) -> None:
         check_ids(tasks, f"data: {self._name}")
         self.divide(self._name, tasks, eval_tasks, "a prompt")
-        check_ids(self.held_out, f"eval_data: {self.config.evaluation.data}")
         train = self.file_tasks
         ids_by_held_out_prompt = {self.content(task): task.id for task in [*self.validation, *self.held_out]}
         self.file_tasks = [task for task in train if self.content(task) not in ids_by_held_out_prompt]

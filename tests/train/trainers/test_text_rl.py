@@ -14,7 +14,7 @@ from memalpha.config import TextConfig, build_config, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, RewardError
 from memalpha.rewards.environments import MultiObjective
 from memalpha.train.api import train
-from memalpha.train.rollouts.text_tasks import TextTaskSource
+from memalpha.train.rollouts.text_tasks import TextTaskSource, build_environment
 from memalpha.types import TextTask
 
 
@@ -173,6 +173,14 @@ def test_held_out_prompts_are_not_trained_on(text):
         TextTaskSource(text(validation_tasks=0), text_tasks(20), text_tasks(1, 3))
     with pytest.raises(ConfigError, match="eval_data: empty"):
         run(text(), eval_data=[])
+    for tasks in (None, text_tasks(20)):
+        with pytest.raises(DataError, match=r"^eval_data: two tasks have the id 't30'"):
+            TextTaskSource(text(data=None if tasks else "arithmetic"), tasks, text_tasks(1, 30) * 2)
+
+
+def test_a_reward_part_that_is_none_is_named_by_its_place(text):
+    with pytest.raises(ConfigError, match=r"^rewards\.1: kind 'llm' is none of math, code"):
+        build_environment(text(), [upper, {"kind": "llm"}])
 
 
 def test_a_run_is_resumed_on_its_own_tasks_only(text):
