@@ -60,6 +60,7 @@ from memalpha.qa.passages import (
 )
 from memalpha.qa.report import estimate_tokens
 from memalpha.store.embedding import Embedder
+from memalpha.store.fields import MAX_CONTENT
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
@@ -354,7 +355,9 @@ class Streamed:
         try:
             yield
         except InvalidContent as error:
-            raise EvaluationError(f"{where}: {error} (chunk_tokens=2048 splits the chunks of the data)") from error
+            is_long = chunk is not None and len(chunk.render().encode(errors="replace")) > MAX_CONTENT
+            hint = " (chunk_tokens=2048 splits the chunks of the data)" if is_long else ""
+            raise EvaluationError(f"{where}: {error}{hint}") from error
         except MemalphaError:
             raise
         except Exception as error:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from typing import Any
 
 import pytest
 from talk import TASK
 
+from memalpha.errors import EvaluationError, InvalidContent
+from memalpha.qa.systems import Streamed, SystemSettings
+from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.types import Chunk
 
@@ -46,6 +50,19 @@ def test_a_chunk_that_no_store_takes_is_named(memalpha, tmp_path):
     save_jsonl([talk.model_copy(update={"questions": TASK.questions[-1:]})], tmp_path / "tasks.jsonl")
     code, _, err = memalpha("eval", "tasks", f"data={tmp_path / 'tasks.jsonl'}", "systems=rag")
     assert code and "system rag: task 'talk', chunk 0:" in err and "chunk_tokens=2048" in err
+
+
+def test_splitting_is_advised_for_long_chunks_alone():
+    class Blank:
+        def read(self, chunk):
+            raise InvalidContent("content is empty")
+
+    def make(*_) -> Any:
+        return Blank()
+
+    settings = SystemSettings(1000, 5, HashEmbedder(8))
+    with pytest.raises(EvaluationError, match=r"^system blank: task 'talk', chunk 0: content is empty$"):
+        Streamed("blank", make).retrieve([TASK], settings)
 
 
 @pytest.mark.parametrize(
