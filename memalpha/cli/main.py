@@ -95,6 +95,8 @@ class _SettingsCommand(_Command):
         synonyms = SYNONYMS if ctx.info_name == "train" else {}
         options = {option.lstrip("-") for parameter in self.get_params(ctx) for option in parameter.opts}
         for index, word in enumerate(args):
+            if word == "--":  # what follows are arguments
+                break
             name, equals, value = word.partition("=")
             short = name.removeprefix("--")  # dashes would make any two short names alike
             key = short.replace("-", "_")

@@ -10,6 +10,7 @@ MESSAGES = {
     "train demo --max-steps 1": "no option --max-steps: settings are written without dashes, such as max_steps=1",
     "train demo --lr 1e-3": "no option --lr: settings are written without dashes, such as optimizer.learning_rate=1e-3",
     "train demo --use-gpu": "such as compute.device=VALUE",
+    "train -- demmo": "no configuration 'demmo'",
     "train demo --sampling.group_size=4": "such as sampling.group_size=4",
     "eval tasks --limit": "such as limit=VALUE",
     "train demmo": "no configuration 'demmo' (did you mean 'demo'?)",
