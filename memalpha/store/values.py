@@ -313,8 +313,15 @@ def is_same(left: str, right: str) -> bool:
 
 def tokens(text: str) -> list[str]:
     """Split a text into normalized tokens: words, and single characters of scripts written without spaces."""
+    return _spaced(text).split()
+
+
+def _spaced(text: str) -> str:
+    """Return the normalized tokens of a text with single spaces between them."""
     plain = normalize(text)
-    return (plain if plain.isascii() else UNSPACED.sub(r" \g<0> ", plain)).split()
+    if plain.isascii() or UNSPACED.search(plain) is None:
+        return plain
+    return " ".join(UNSPACED.sub(r" \g<0> ", plain).split())
 
 
 def contains(text: str, part: str) -> bool:
@@ -325,8 +332,8 @@ def contains(text: str, part: str) -> bool:
     """
     if len(normalize(part)) == 1:
         return f" {normalize(part)} " in f" {normalize(text)} "
-    needle = " ".join(tokens(part))
-    return bool(needle) and f" {needle} " in f" {' '.join(tokens(text))} "
+    needle = _spaced(part)
+    return bool(needle) and f" {needle} " in f" {_spaced(text)} "
 
 
 def is_copied(content: str, source: str) -> bool:
