@@ -543,7 +543,7 @@ class _LabelledLine(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     label: float = Field(ge=0, le=1)
-    id: str | None = None
+    id: str | int | None = None
 
 
 def _line_model(kind: type[Item | Write], **optional: Any) -> type[_LabelledLine]:
@@ -594,7 +594,7 @@ def _parse_label(text: str, where: str) -> LabelledItem:
     except ValueError as error:
         raise DataError(f"{where}: not JSON ({error})") from error
     fields = line.model_dump(exclude={"label", "id"})
-    return LabelledItem(kind(**fields), line.label, line.id or where)
+    return LabelledItem(kind(**fields), line.label, where if line.id is None else str(line.id))
 
 
 def agreement(labels: Sequence[float], scores: Sequence[float | None]) -> dict[str, Any]:

@@ -56,6 +56,12 @@ def test_a_judge_is_checked_against_labels():
     assert kind["by_judge"]["says"]["accuracy"] == kind["accuracy"]
 
 
+def test_a_number_is_an_id_too(tmp_path):
+    path = tmp_path / "labels.jsonl"
+    path.write_text('{"question": "q", "prediction": "p", "label": 1, "id": 7}\n')
+    assert [labelled.id for labelled in load_labels(path)] == ["7"]
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
