@@ -242,7 +242,7 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
         ConfigError: The configuration does not exist or a setting does not fit.
     """
     if isinstance(config, Mapping):
-        raise ConfigError("config: a mapping is none: make one of it, as in TextConfig(**settings)")
+        raise ConfigError("config: a mapping is no configuration: build one, as in TextConfig(**settings)")
     if not isinstance(config, AnyTraining):
         check_path("config", config, error=ConfigError)
     if isinstance(config, AnyTraining):

@@ -246,7 +246,7 @@ def test_settings_of_text_runs(text):
             build_config(TextConfig, {**data, **bad}, "x")
     with pytest.raises(ConfigError, match="retry_prompt: has no effect on a memory writer"):
         training_config("demo", {"algorithm": "erl", "erl": {"retry_prompt": "{prompt}{reflection}"}})
-    with pytest.raises(ConfigError, match=r"a mapping is none: make one of it, as in TextConfig\(\*\*settings\)"):
+    with pytest.raises(ConfigError, match=r"a mapping is no configuration: build one, as in TextConfig\("):
         training_config({"task": "text"})
     with pytest.raises(ConfigError, match="rewards: tasks and functions themselves are for text runs"):
         train("demo", rewards=[upper])
