@@ -390,9 +390,10 @@ class _Inquiry:
                 return False
             hits = self.reading.memory.further(query)
             self.searches.append(Search(query, tuple(hit.entry.id for hit in hits)))
-            shown = self.reading.memory.hits
-            notes = {note_line(hit.entry) for hit in shown}
-            self.reading = self.reading.with_hits((*shown, *(hit for hit in hits if note_line(hit.entry) not in notes)))
+            earlier = self.reading.memory.hits
+            notes = {note_line(hit.entry) for hit in earlier}
+            new = (hit for hit in hits if note_line(hit.entry) not in notes)
+            self.reading = self.reading.with_hits((*earlier, *new))
             if len(self.searches) == limit:
                 return False
         return True

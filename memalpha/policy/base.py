@@ -54,7 +54,7 @@ def request_seed(key: Sequence[int]) -> int:
 def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
     """Return how many ids two sequences have in common at their beginnings."""
     pairs = enumerate(zip(first, second, strict=False))
-    return next((index for index, (one, other) in pairs if one != other), min(len(first), len(second)))
+    return next((index for index, (left, right) in pairs if left != right), min(len(first), len(second)))
 
 
 S = TypeVar("S", AgentConfig, ReaderConfig)

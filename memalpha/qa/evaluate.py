@@ -769,7 +769,7 @@ def build_record(
         conflict=answer.conflict,
         abstained=is_refusal(answer, question.answers),
         truncated=answer.truncated,
-        searches=tuple({"query": made.query, "retrieved": list(made.retrieved)} for made in answer.searches),
+        searches=tuple({"query": item.query, "retrieved": list(item.retrieved)} for item in answer.searches),
         left_out=answer.left_out,
         **fields,
     )

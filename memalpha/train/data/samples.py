@@ -249,14 +249,14 @@ def split_by_width(
         padding_ratio: Most tokens that it computes for each token of its items.
     """
     parts: list[list[T]] = []
-    width = rows = held = 0
+    width = rows = row_tokens = 0
     for item, (length, count) in zip(items, sizes, strict=True):
-        if parts and width * (rows + count) <= min(tokens, padding_ratio * (held + length * count)):
+        if parts and width * (rows + count) <= min(tokens, padding_ratio * (row_tokens + length * count)):
             parts[-1].append(item)
-            rows, held = rows + count, held + length * count
+            rows, row_tokens = rows + count, row_tokens + length * count
         else:
             parts.append([item])
-            width, rows, held = length, count, length * count
+            width, rows, row_tokens = length, count, length * count
     return parts
 
 

@@ -55,7 +55,16 @@ def build_environment(config: TextConfig, rewards: Any = None, environment: Any 
 
 
 def text_engine(config: TextConfig, policy: Policy, environment: Any) -> RolloutEngine[TextTask]:
-    """Return the engine that rolls out the run's tasks with a policy."""
+    """Build the engine that rolls out the run's tasks.
+
+    Args:
+        config: Settings of the replies.
+        policy: Policy that replies.
+        environment: Environment class, or reward functions (`build_environment`).
+
+    Returns:
+        The engine, also of second attempts.
+    """
     sampling = config.sampling
     return RolloutEngine[TextTask](
         policy,
