@@ -126,7 +126,7 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str, overrides: 
             key = ".".join(str(part) for part in item["loc"])
             if item["type"] == "extra_forbidden":
                 near = _nearest(key, kind)
-                lines.append(f"unknown key {key!r}" + (f" (did you mean {near!r}?)" if near else ""))
+                lines.append(f"unknown key {key!r}" + (f" ({_suggest(str(item['loc'][-1]), near)})" if near else ""))
             elif item["type"] == "missing":
                 lines.append(f"{key}: is required: write it into the file, or {key}=VALUE on the command line")
             elif item["input"] is None and item["type"].endswith("_type"):
@@ -135,6 +135,14 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str, overrides: 
                 message = format_problem(item)
                 lines.append(f"{key}: {message}" if key else message)
         raise ConfigError(f"{label}: " * is_of_source + "; ".join(lines)) from error
+
+
+def _suggest(name: str, near: str) -> str:
+    """Return the hint for an unknown `name`; files and Python nest groups, only the command line joins them by dots."""
+    if "." not in name or not near.endswith(name):
+        return f"did you mean {near!r}?"
+    *groups, last = name.split(".")
+    return f"groups are nested here: {''.join(f'{group}: {{' for group in groups)}{last}: ...{'}' * len(groups)}"
 
 
 def format_problem(item: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import yaml
@@ -79,6 +80,18 @@ def test_two_values_for_one_setting_are_refused():
 def test_unknown_settings_come_with_the_nearest_name(memalpha, key, hint):
     code, _, error = memalpha("train", "demo", f"{key}=1")
     assert code == 2 and f"did you mean '{hint}'" in error
+
+
+@pytest.mark.parametrize(
+    ("settings", "key", "hint"),
+    [
+        ({"sampling.group_size": 2}, "sampling.group_size", "sampling: {group_size: ...}"),
+        ({"reward": {"judge.judges": []}}, "reward.judge.judges", "judge: {judges: ...}"),
+    ],
+)
+def test_a_dotted_key_of_a_file_or_python_is_shown_nested(settings, key, hint):
+    with pytest.raises(ConfigError, match=re.escape(f"unknown key {key!r} (groups are nested here: {hint})")):
+        training_config("demo", settings)
 
 
 @pytest.mark.parametrize("name", shipped_configs())
