@@ -14,17 +14,27 @@ from typing import Any
 
 import pytest
 import typer
+from click import ClickException
 from standin import StandIn
 
 import memalpha
 from memalpha.cli import app, main
-from memalpha.config import SHORT_NAMES, EvalConfig, TrainConfig, load_config, parse_overrides, training_config
+from memalpha.config import (
+    SHORT_NAMES,
+    EvalConfig,
+    TrainConfig,
+    load_config,
+    parse_overrides,
+    shipped_configs,
+    training_config,
+)
 from memalpha.config.files import settings_of
+from memalpha.errors import ConfigError
 from memalpha.tasks.formats.jsonl import load_jsonl
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PROJECT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PROJECT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "data/README.md")]
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 COMMANDS = [
     shlex.split(line, comments=True)
@@ -39,6 +49,7 @@ PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.nam
 SMALL = {"max_steps": 1, "tasks_per_step": 1, "group_size": 2, "minibatches": 1, "tasks": 2, "batch_rows": 2}
 SMALL |= {"eval_tasks": 2, "validation_tasks": 1, "validate_every": 1, "save_every": 1}
 """What a training command of a page is cut down to."""
+MULTI = re.DOTALL | re.MULTILINE
 LONG_SCRIPTS = {"scripts/tiny_grpo.py": "tests/scripts/test_tiny_grpo.py"}
 """Scripts that pages run and that take long; the test that runs each at a small size."""
 
@@ -186,6 +197,68 @@ def test_links_lead_somewhere() -> None:
         and not (page in PAGES and (page.parent / target).resolve() in REFERENCE)
     ]
     assert not broken, broken
+
+
+def _shown_commands() -> dict[str, list[str]]:
+    """Return the words of every memalpha command that a page shows, by page and line."""
+    commands = {}
+    for page in (*PROJECT, *PAGES):
+        for kind, block in re.findall(
+            r"^```(console|text|sh|bash)\n(.*?)^```", page.read_text(encoding="utf-8"), MULTI
+        ):
+            for line in block.replace("\\\n", " ").splitlines():
+                prompt = r"\$ " if kind == "console" else ""
+                if match := re.match(rf"{prompt}(?:[A-Z_]+=\S+ )*memalpha (.*)", line):
+                    commands[f"{page.relative_to(ROOT)}: {line}"] = shlex.split(match[1], comments=True)
+    return commands
+
+
+def test_commands_on_pages_have_arguments_that_exist() -> None:
+    """Commands for a model, a server or a download run in no test: parse their options and settings."""
+    problems, root = list[str](), typer.main.get_command(app)
+    commands = _shown_commands()
+    for label, words in commands.items():
+        rest = list(words)
+        command: Any = root
+        try:
+            while hasattr(command, "commands"):
+                command = command.commands[rest.pop(0)]
+            context = command.make_context(words[0], rest)
+            if words[0] == "train" and context.params["config"] in shipped_configs() and "$" not in "".join(words):
+                training_config(context.params["config"], parse_overrides(context.params["overrides"] or []))
+        except (KeyError, ClickException, ConfigError) as error:
+            problems.append(f"{label}: {error!r}")
+    assert not problems and len(commands) > 100, problems
+
+
+def test_anchors_lead_to_headings() -> None:
+    """A link with `#` names a heading of its page, as GitHub and the site spell it."""
+    broken = []
+    for page in (*PROJECT, *PAGES):
+        for target, anchor in re.findall(r"\]\(([^)#\s]*\.md|)#([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path = page.parent / target if target else page
+            text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=MULTI) if path.exists() else ""
+            heads = [re.sub(r"[^\w\- ]", "", head.lower()) for head in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+            if path.exists() and anchor not in {head.replace(" ", "-") for head in heads}:
+                broken.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
+    assert not broken, broken
+
+
+def test_named_modules_hold_what_is_named() -> None:
+    """`memalpha.a.b.name` is looked up in the source; "Coming from" also lists names of former versions."""
+    missing = []
+    for page in (page for page in (*PROJECT, *PAGES) if page.name != "coming-from.md"):
+        for dotted in re.findall(r"`(memalpha(?:\.\w+){2,})[(`]", page.read_text(encoding="utf-8")):
+            *parents, name = dotted.split(".")
+            module = ROOT.joinpath(*parents)
+            if module.with_name(f"{parents[-1]}.py").exists():
+                source = module.with_name(f"{parents[-1]}.py").read_text(encoding="utf-8")
+            else:
+                source = (module / "__init__.py").read_text(encoding="utf-8") if module.is_dir() else ""
+            is_module = (module / name).is_dir() or (module / f"{name}.py").exists()
+            if not (is_module or re.search(rf"\b{name}\b", source)):
+                missing.append(f"{page.relative_to(ROOT)}: {dotted}")
+    assert not missing, missing
 
 
 def test_named_paths_exist() -> None:
