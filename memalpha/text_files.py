@@ -44,7 +44,10 @@ def decode_text(data: bytes, name: str) -> str:
         DataError: It is text of another encoding, or none.
     """
     if data.startswith(ZIP):
-        raise DataError(f"{name}: an archive: unpack it and name a file in it (a chat's .txt or conversations.json)")
+        raise DataError(
+            f"{name}: an archive: unpack it and name a text in it, such as a chat's .txt or conversations.json, or save "
+            "a document as text"
+        )
     try:
         text = data.decode("utf-16" if data.startswith(UTF_16) else "utf-8-sig")
     except UnicodeDecodeError as error:

@@ -101,7 +101,7 @@ def copy_answer(question: str, text: str, timestamp: str | None) -> str:
     day = date.fromisoformat(timestamp[:10]) if timestamp and is_iso_time(timestamp[:10]) else None
     if day is not None:
         text = text.removeprefix(f"{format_date(day)} ")  # as `rag` writes raw turns
-    text = _SPEAKER.sub("", text, count=1) if _SPEAKER.match(text) else split_label(text)[1]
+    text = _SPEAKER.sub("", text, count=1) if _SPEAKER.match(text) else split_label(text)[1] or text
     if day is not None and question.lower().startswith("when"):
         if _ASKS_FOR_CLOCK.match(question) and (clock := _CLOCK.search(text)):
             return clock[0]

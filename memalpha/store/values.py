@@ -166,6 +166,8 @@ def _word_date(match: re.Match[str]) -> str:
 
 EVENTS = "episodic"
 MAX_SLOT_WORDS = 4
+MAX_SLOT_CHARACTERS = 12
+"""Of a script without spaces."""
 
 
 _COLON = re.compile("[:\uff1a]")
@@ -176,6 +178,8 @@ def key_value(content: str) -> tuple[str, str] | None:
     colon = ":" if content.isascii() or (match := _COLON.search(content)) is None else match[0]
     key, colon, value = content.partition(colon)
     if not colon or not value.strip() or not 1 <= len(key.split()) <= MAX_SLOT_WORDS:
+        return None
+    if not key.isascii() and len(UNSPACED.findall(key)) > MAX_SLOT_CHARACTERS:
         return None
     return " ".join(key.lower().split()), value.strip()
 

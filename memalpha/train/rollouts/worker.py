@@ -12,6 +12,7 @@ from typing import Any, Generic
 from memalpha.environments.engine import RolloutEngine, Start
 from memalpha.environments.memory_writing import ask_at_every_chunk, roll_out_chunks
 from memalpha.errors import RewardError
+from memalpha.policy.base import Policy
 from memalpha.qa.evaluate import RolloutScorer, ScoredGroups
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.types import AnyTask, Task, TrajectoryGroup
@@ -40,6 +41,11 @@ class RolloutWorker(Generic[AnyTask]):
     questions_per_task: int | None = None
     chunk_share: float = 0.0
     scoring_seconds: float = 0.0
+
+    @property
+    def policy(self) -> Policy:
+        """The trained policy."""
+        return self.engine.policy
 
     def collect_attempts(self, tasks: Sequence[AnyTask], step: int, first: int = 0) -> ScoredGroups[AnyTask]:
         """Sample `group_size` rollouts of each task; return all groups with rewards, and their records.

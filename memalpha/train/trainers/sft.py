@@ -12,9 +12,9 @@ can start the other. Loss and gradient equal those of TRL's SFTTrainer on the sa
 Validation is the cross-entropy of held-out rows: those of the validation tasks, also in a file whose rows name their
 `task`; otherwise of the last fifth of a file's lines or of a run's tasks, at most `validation_tasks`. Beside it stands
 that of the tokens of contents alone: most tokens of a call are its form, which a model learns first. The weights are
-chosen by that loss in a synthetic world. A task file's are chosen by the accuracy on the validation tasks, because
-few rows lower the loss of their like while a start that writes well unlearns the rest; so are those of `source=best`,
-whose rows are the policy's own.
+chosen by that loss in a synthetic world, and without `evaluation.evaluate`. A task file's are chosen by the accuracy
+on the validation tasks, because few rows lower the loss of their like while a start that writes well unlearns the
+rest; so are those of `source=best`, whose rows are the policy's own.
 
 `rows.jsonl` in the run directory stores the rows, so that a resumed run uses the same ones even if their source has
 changed.

@@ -219,7 +219,7 @@ def test_the_configuration_says_which_run_it_is(supervised, small, tmp_path):
         ({"source": "best", "rounds": 9, "schedule_steps": 8}, "rounds: 9 rounds need at least as many"),
         ({"max_steps": 9, "schedule_steps": 8}, "max_steps: 9 is beyond schedule_steps 8"),
         ({"epochs": 2, "schedule_steps": 8}, "schedule_steps: has no effect with epochs=2.0"),
-        ({"group_size": 1}, "group_size: rollouts of a task are compared"),
+        ({"group_size": 1}, "group_size: Input should be greater than or equal to 2"),
         *(
             ({"source": "erl", "erl": {name: value}}, f"erl.{name}: has no effect with source=erl")
             for name, value in {
