@@ -45,8 +45,8 @@ def decode_text(data: bytes, name: str) -> str:
     """
     if data.startswith(ZIP):
         raise DataError(
-            f"{name}: an archive: unpack it and name a text in it, such as a chat's .txt or conversations.json, or save "
-            "a document as text"
+            f"{name}: an archive: unpack it and name a text in it, such as a chat's .txt or conversations.json, or "
+            "save a document as text"
         )
     try:
         text = data.decode("utf-16" if data.startswith(UTF_16) else "utf-8-sig")

@@ -59,9 +59,8 @@ def test_numbers_and_names_share_no_token():
 
 def test_a_key_ends_at_a_colon_of_either_width():
     assert key_value("\u57ce\u5e02\uff1a\u4e0a\u6d77") == ("\u57ce\u5e02", "\u4e0a\u6d77")
-    assert (
-        key_value("\u5f7c\u306f\u6628\u65e5\u6771\u4eac\u3067\u6bcd\u306b\u3053\u3046\u8a00\u3063\u305f\uff1aX") is None
-    ), "a clause"
+    clause = "\u5f7c\u306f\u6628\u65e5\u6771\u4eac\u3067\u6bcd\u306b\u3053\u3046\u8a00\u3063\u305f"
+    assert key_value(f"{clause}\uff1aX") is None
     assert key_value("\u6642\u523b: 10\uff1a30") == ("\u6642\u523b", "10\uff1a30")
 
 

@@ -94,7 +94,7 @@ class MultiContextGRPOTrainer(RowTrainer):
     _name = "multi-context GRPO"
 
     def __init__(self, collector: RolloutWorker[Any], tasks: Sequence[Any], args: GRPOConfig, **kwargs: Any) -> None:
-        policy, config = collector.engine.policy, collector.config
+        policy, config = collector.policy, collector.config
         if not isinstance(policy, TransformersPolicy):
             raise ConfigError(f"collector: policy {policy.name!r} has no weights to train")
         _check_agreement(config, args)
