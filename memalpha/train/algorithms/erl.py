@@ -45,12 +45,14 @@ import numpy as np
 
 from memalpha.config import ERLSettings, ReinforcementConfig
 from memalpha.environments.engine import Start
+from memalpha.errors import ConfigError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.report import Record
 from memalpha.train.algorithms.base import Scorer
 from memalpha.train.algorithms.grpo import GRPO
 from memalpha.train.data.samples import TrainingSample, is_imitable, policy_gradient_sample
 from memalpha.train.rollouts.reflection import (
+    Reflecting,
     ReflectionCandidate,
     ReflectionMemory,
     extract_advice,
@@ -106,7 +108,7 @@ def run_second_attempts(
         settings: Thresholds, budgets and what is enabled.
         step: Step number; keys the sampling noise.
     """
-    config, policy, reflecting = worker.config, worker.engine.policy, worker.reflecting
+    config, policy, reflecting = worker.config, worker.engine.policy, _reflecting_of(worker)
     first, shard = worker.world.shard(groups)
     records_of_shard = worker.scorer.group_records(groups, records)[first : first + len(shard)]
     candidates = reflecting.candidates(shard, records_of_shard, first, settings)
@@ -141,6 +143,13 @@ def run_second_attempts(
     return worker.world.gather(second_attempts)
 
 
+def _reflecting_of(worker: RolloutWorker[Any]) -> Reflecting[Any]:
+    """Return how the worker's attempts are reflected on; raise `ConfigError` if they cannot be."""
+    if worker.reflecting is None:
+        raise ConfigError("algorithm: erl reflects on attempts: give the worker a `reflecting`")
+    return worker.reflecting
+
+
 def _build_second_attempt(
     worker: RolloutWorker[Any],
     settings: ERLSettings,
@@ -170,7 +179,7 @@ def _build_second_attempt(
     if settings.enable_internalization and (succeeded or is_better):
         policy, turns = worker.engine.policy, []
         assert isinstance(policy, TransformersPolicy)
-        for turn, request in zip(retry.turns, worker.reflecting.without_advice(retry), strict=True):
+        for turn, request in zip(retry.turns, _reflecting_of(worker).without_advice(retry), strict=True):
             prompt = tuple(policy.render(request.messages, request.tools))  # the ids stay as sampled
             if is_imitable(turn):
                 turns.append(replace(turn, completion=replace(turn.completion, prompt_ids=prompt)))
@@ -236,7 +245,7 @@ class ERL(GRPO):
             Groups of attempts, reflections, second attempts and internalized turns; the records of first attempts.
         """
         groups, records = worker.collect_attempts(tasks, step)
-        memory = ReflectionMemory(self.state["reflections"], self.settings, worker.reflecting.embedder)
+        memory = ReflectionMemory(self.state["reflections"], self.settings, _reflecting_of(worker).embedder)
         seconds = run_second_attempts(worker, groups, records, memory, self.settings, step)
         for second in seconds:
             has_improved = second.accuracy is not None and second.accuracy > second.first.accuracy

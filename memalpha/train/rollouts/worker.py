@@ -15,6 +15,7 @@ from memalpha.errors import RewardError
 from memalpha.policy.base import Policy
 from memalpha.qa.evaluate import RolloutScorer, ScoredGroups
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
+from memalpha.train.rollouts.reflection import Reflecting
 from memalpha.types import AnyTask, Task, TrajectoryGroup
 
 
@@ -27,7 +28,7 @@ class RolloutWorker(Generic[AnyTask]):
         scorer: Scores the rollouts.
         config: A `RolloutConfig`; each kind of tasks has its own.
         world: Processes that share the tasks.
-        reflecting: Feedback and prompts for second attempts (`rollouts.reflection.Reflecting`).
+        reflecting: Feedback and prompts for second attempts; None if the run makes none.
         questions_per_task: Most questions of a task that a step asks (`draw_questions`); None: all.
         chunk_share: Share of the tasks that are sampled as chunk groups (`environments.memory_writing`).
         scoring_seconds: Time spent on scoring; the trainer resets it every step.
@@ -37,7 +38,7 @@ class RolloutWorker(Generic[AnyTask]):
     scorer: RolloutScorer[AnyTask]
     config: Any
     world: World = SINGLE_PROCESS
-    reflecting: Any = None
+    reflecting: Reflecting[AnyTask] | None = None
     questions_per_task: int | None = None
     chunk_share: float = 0.0
     scoring_seconds: float = 0.0

@@ -96,6 +96,12 @@ def test_second_attempts_see_their_advice_and_internalized_rows_do_not():
     assert advice_count
 
 
+def test_a_worker_that_cannot_reflect_is_named():
+    worker = replace(make_worker(settings()), reflecting=None)
+    with pytest.raises(ConfigError, match="give the worker a `reflecting`"):
+        ALGORITHMS["erl"](settings()).collect(worker, TASKS, 0)
+
+
 def test_the_memory_is_recalled_and_changes_only_with_the_weights():
     config, policy = settings(memory_top_k=2, keep_advice="success"), tiny_policy()
     algorithm, groups, _ = collect(config, policy)
