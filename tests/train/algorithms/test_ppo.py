@@ -9,7 +9,8 @@ import pytest
 from float64_groups import groups, make_engine, settings
 from pydantic import ValidationError
 
-from memalpha.config import TrainConfig
+from memalpha.config import TrainConfig, training_config
+from memalpha.errors import ConfigError
 from memalpha.train.algorithms.ppo import PPO
 from memalpha.types import TrajectoryGroup, Turn
 
@@ -98,9 +99,14 @@ def test_the_kl_uses_the_log_probs_of_the_ratio(kl_in):
         ({"loss_type": "dr_grpo"}, "loss_type: ppo's clipped loss is a mean over tokens"),
         ({"loss_type": "cispo"}, "loss_type: ppo's clipped loss is a mean over tokens"),
         ({"importance_sampling_level": "sequence"}, "an advantage a token, so a ratio a token"),
-        ({"algorithm": "grpo", "ppo": None, "group_size": 1}, "at least 2"),
     ],
 )
 def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(ValidationError, match=message):
         ppo_settings(**changes)
+
+
+def test_ppo_alone_learns_from_single_rollouts():
+    assert training_config("demo", {"algorithm": "ppo", "group_size": 1}).sampling.group_size == 1
+    with pytest.raises(ConfigError, match="rollouts of a task are compared, so at least 2 are needed"):
+        training_config("demo", {"group_size": 1})
