@@ -169,7 +169,10 @@ def test_rows_and_accuracy_of_the_validation_tasks_validate(supervised, tmp_path
     save_jsonl(tasks, tmp_path / "tasks.jsonl")
     rows = [{"task": task.id, "prompt": f"chunk {n}", "completion": "x"} for task in tasks for n in range(2)]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    settings = supervised(source=str(path), data=str(tmp_path / "tasks.jsonl"), evaluate=True, eval_tasks=1)
+    agent = {"max_new_tokens": 12}
+    settings = supervised(
+        source=str(path), data=str(tmp_path / "tasks.jsonl"), evaluate=True, eval_tasks=1, agent=agent
+    )
     start = train(settings)["start_validation"]
     assert (
         {"validation_accuracy", "validation_loss"} <= start.keys() <= lines(settings.out / "metrics.jsonl")[-1].keys()
