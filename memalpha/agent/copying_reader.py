@@ -52,10 +52,7 @@ _NAMED = (  # day, month, year; day 0 is the whole month
 _CLOCK = re.compile(r"\b\d{1,2}(?:[:.]\d\d)? ?(?:[ap]\.?m\b\.?|o'clock)|\b\d{1,2}:\d\d\b", re.I)
 _ASKS_FOR_CLOCK = re.compile(r"when (?:does|is)\b", re.I)
 _SENTENCE_END = re.compile("(?<=[.!?])\\s+|(?<=[\u3002\uff01\uff1f])|[\\[\\]]")
-# Thai, Lao, Burmese, Khmer, kana and Han: nothing parts their words. Hangul has spaces.
-_CHARACTER = (
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
-)
+_CHARACTER = f"(?![\uac00-\ud7af]){UNSPACED.pattern}"  # Hangul has spaces
 _TOKEN = re.compile(rf"{_CHARACTER}|(?:(?!{_CHARACTER})[\w'\u2019-])+")
 _BETWEEN = re.compile(f"(?<={_CHARACTER}) (?={_CHARACTER})")
 _MONTH_NAMES = tuple(month[:3] for month in MONTHS)
