@@ -25,8 +25,11 @@ def brief_repr(value: object, length: int = 80) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a count with its noun, in the plural but for one: "1 task", "1,200 tasks"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """Return a count with its noun, in the plural but for one: "1 task", "1,200 tasks", "2 entries"."""
+    if count == 1:
+        return f"1 {noun}"
+    ends_in_ies = noun.endswith("y") and noun[-2] not in "aeiou"
+    return f"{count:,} {noun[:-1]}ies" if ends_in_ies else f"{count:,} {noun}s"
 
 
 def check_count(name: str, value: object, *, error: type[MemalphaError] = StoreError) -> None:

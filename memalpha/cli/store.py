@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from memalpha.arguments import counted
 from memalpha.cli.options import (
     AsJson,
     AsOf,
@@ -601,10 +602,10 @@ def erase(
         except ScrubPending as error:
             pending, erasure = str(error), error.erasure if has_entries else None
     result: dict[str, Any] = {"operations": count}
-    text = f"{count} operations erased"
+    text = f"{counted(count, 'operation')} erased"
     if erasure is not None:
         result = {"erased": list(erasure.ids), "same_content": list(erasure), "forks": list(erasure.forks)}
-        text = f"{len(erasure.ids)} entries erased"
+        text = f"{counted(len(erasure.ids), 'entry')} erased"
         text += "".join(f"\nthe same content is, or was, in {id}" for id in erasure)
         text += "".join(f"\nnamespace {name} is a fork and still has it" for name in erasure.forks)
     if pending:

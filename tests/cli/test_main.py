@@ -114,18 +114,18 @@ def test_fork_and_erase(memalpha, refused, store: Path, tmp_path: Path, monkeypa
         (("--id", entry["id"], "--namespace", "other", "--yes"), entry["id"]),
     ]:
         assert says in refused("erase", store, *words)
-    erased = f"1 entries erased\nthe same content is, or was, in {same['id']}\n"
+    erased = f"1 entry erased\nthe same content is, or was, in {same['id']}\n"
     assert memalpha("erase", store, "--id", entry["id"], "--yes") == (0, erased, "")
     assert "episodic" not in memalpha("show", store)[1] and "episodic" in memalpha("show", copy)[1]
-    assert memalpha("erase", store, "--namespace", "other", "--yes")[1] == "1 operations erased\n"
+    assert memalpha("erase", store, "--namespace", "other", "--yes")[1] == "1 operation erased\n"
     assert memalpha("erase", store, "--core-history", "--yes")[1] == "0 operations erased\n"
     assert "choose one of" in refused("erase", store, "--id", "x", "--drop", "--yes")
     memalpha("add", store, "code: kz4711", "--expires", "2024-05-10", "--metadata", '{"user": "ana"}')
     memalpha("fork", store, "third")
     words = ("erase", store, "--where", '{"user": "ana"}', "--yes")
-    assert memalpha(*words) == (0, "1 entries erased\nnamespace third is a fork and still has it\n", "")
+    assert memalpha(*words) == (0, "1 entry erased\nnamespace third is a fork and still has it\n", "")
     assert (
-        memalpha(*words, "--namespace", "third") == (0, "1 entries erased\n", "")
+        memalpha(*words, "--namespace", "third") == (0, "1 entry erased\n", "")
         and b"kz4711" not in Path(store).read_bytes()
     )
     assert memalpha(*words)[1] == "0 entries erased\n" and refused(*words[:3], "{}", "--yes")
