@@ -24,7 +24,7 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder
-from memalpha.tasks.formats.files import iter_csv_rows
+from memalpha.tasks.formats.files import iter_csv_rows, open_text
 from memalpha.types import Question, SpeakerTurn, Task, is_iso_time
 
 SEPARATORS = ",;\t"
@@ -172,10 +172,10 @@ def _refuse_columns(rows: Sequence[Row], columns: Sequence[str], why: str) -> No
 def _rows(path: Path, columns: Sequence[str]) -> list[Row]:
     """Read all rows; the separator is the one that gives a header with these columns."""
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with open_text(path) as file:
             first_line = file.readline()
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot be read as a CSV file in UTF-8 ({error})") from error
+    except UnicodeError as error:
+        raise DataError(f"{path}: cannot be read as a CSV file in UTF-8 ({error}): save it as UTF-8") from error
     fitting = [mark for mark in SEPARATORS if set(columns) <= set(next(csv.reader([first_line], delimiter=mark), ()))]
     rows: list[Any] = list(iter_csv_rows(path, columns, fitting[0] if fitting else ","))
     if not rows:

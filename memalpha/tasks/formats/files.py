@@ -13,14 +13,14 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 from pydantic import ValidationError
 
 from memalpha.arguments import check_count, check_path, check_seed
 from memalpha.errors import DataError, install_command
-from memalpha.text_files import read_text
+from memalpha.text_files import UTF_16, read_text
 from memalpha.types import Chunk, SpeakerTurn, Task
 
 try:
@@ -205,7 +205,7 @@ _CUT_OFF = 32  # an error this close to the end of the buffer may come from its 
 
 def iter_json_array(path: Path) -> Iterator[Any]:
     """Yield the items of a JSON list, one in memory at a time. Raises `DataError` naming file and item."""
-    with _open(path) as stream:
+    with open_text(path) as stream:
         buffer = _read_block(stream, path, _BLOCK).lstrip()
         if not buffer.startswith("["):
             raise DataError(f"{path}: not a JSON list")
@@ -226,7 +226,7 @@ def iter_json_array(path: Path) -> Iterator[Any]:
 
 def iter_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (`file:line`, value) for each line of a JSON Lines file. Raises `DataError` naming it."""
-    with _open(path) as stream:
+    with open_text(path) as stream:
         try:
             for number, line in enumerate(stream, start=1):
                 location = f"{path}:{number}"
@@ -256,7 +256,7 @@ def iter_csv_rows(
     limit = csv.field_size_limit(_LARGEST)
     line = 1
     try:
-        with _open(path) as stream:
+        with open_text(path) as stream:
             rows = csv.reader(stream, strict=True, delimiter=separator)
             header = next(rows, [])
             if missing := [name for name in columns if name not in header]:
@@ -272,8 +272,9 @@ def iter_csv_rows(
                 if len(row) != len(header):
                     raise DataError(f"{path}:{line}: {len(row)} fields, where the header has {len(header)}")
                 yield f"{path}:{line}", dict(zip(header, row, strict=True))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataError(f"{path}:{line}: not CSV in UTF-8: {error}") from error
+    except (csv.Error, UnicodeError) as error:
+        hint = ": save it as UTF-8" if isinstance(error, UnicodeError) else ""
+        raise DataError(f"{path}:{line}: not CSV in UTF-8: {error}{hint}") from error
     finally:
         csv.field_size_limit(limit)
 
@@ -300,9 +301,12 @@ def iter_parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str,
         raise DataError(f"{path}: not a Parquet file, or a damaged one: {error}") from error
 
 
-def _open(path: Path) -> Any:
+def open_text(path: Path) -> IO[str]:
+    """Open a text in UTF-8, or in UTF-16 with a byte order mark. Raises `DataError` if it cannot be read."""
     try:
-        return path.open(encoding="utf-8-sig", newline="")
+        with path.open("rb") as stream:  # spreadsheets save "Unicode text" as UTF-16 with a byte order mark
+            encoding = "utf-16" if stream.read(2) in UTF_16 else "utf-8-sig"
+        return path.open(encoding=encoding, newline="")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 

@@ -131,6 +131,13 @@ def test_bad_tables_are_refused_with_file_line_and_column(tmp_path, chunks, ques
         load_tasks(tmp_path)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_byte_order_marks(tmp_path, encoding):
+    text = "task\tcontext\tquestion\tanswer\nana\tAna wohnt in Köln.\tWo wohnt Ana?\tKöln\n"
+    (tmp_path / "t.csv").write_bytes(text.encode(encoding))
+    assert load_tasks(tmp_path / "t.csv")[0].questions[0].answers == ("Köln",)
+
+
 def test_bad_single_tables_are_refused(tmp_path):
     for text, says in (
         ("context,question,answer\n,Who?,a\n", r"t\.csv:2: context: empty"),
@@ -138,9 +145,10 @@ def test_bad_single_tables_are_refused(tmp_path):
     ):
         with pytest.raises(DataError, match=says):
             load_tasks(write(tmp_path / "t.csv", text))
-    (tmp_path / "t.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="cannot be read as a CSV file in UTF-8"):
-        load_tasks(tmp_path / "t.csv")
+    for damaged in (b"\xff\xfe\x00", "context,question,answer\nCafé,Who?,a\n".encode("latin-1")):
+        (tmp_path / "t.csv").write_bytes(damaged)
+        with pytest.raises(DataError, match=r"CSV (file )?in UTF-8.*: save it as UTF-8"):
+            load_tasks(tmp_path / "t.csv")
     with pytest.raises(DataError, match=r"nowhere\.csv: cannot be read"):
         load_tasks(tmp_path / "nowhere.csv")
     with pytest.raises(DataError, match=r"is a folder without a questions\.csv"):
