@@ -58,6 +58,7 @@ class Bill:
         tries: HTTP requests sent.
         lost: tries without a usable answer; not priced, because only the server knows their tokens.
         doubted: answers whose `usage` was missing or implausible.
+        refused: answers to the caller, paid or not, in which the model refuses (`message.refusal`).
         prompt_tokens: billed tokens of prompts.
         completion_tokens: billed tokens of answers.
         cost: price of paid answers; None without prices.
@@ -71,6 +72,7 @@ class Bill:
     tries: int = 0
     lost: int = 0
     doubted: int = 0
+    refused: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float | None = None
@@ -196,7 +198,7 @@ class EndpointClient(ServerThread):
         hint = " (or name it in endpoint.key_env)"
         key = read_key(name, key_variable, hint) if key_variable is not None else None
         self.prices = self.config.prices.get(name)
-        self.bill = Bill(*([0] * 9), *((0.0, 0.0) if self.prices else ()))
+        self.bill = Bill(cost=0.0, saved=0.0) if self.prices else Bill()
         self.cache = AnswerCache(self.config.cache) if self.config.cache is not None else None
         self._window = Window(self.config.requests_per_minute, self.config.tokens_per_minute)
         super().__init__(name, base, self.config, key, " (endpoint.timeout)", clock=clock, sleep=sleep)
@@ -234,6 +236,11 @@ class EndpointClient(ServerThread):
 
     async def _answer(self, request: Mapping[str, Any], batch: RequestBatch) -> Reply:
         """Return the reply from the cache, an equal request in flight, or the server."""
+        reply = await self._find_or_send(request, batch)
+        self.bill.refused += "refusal" in reply.message
+        return reply
+
+    async def _find_or_send(self, request: Mapping[str, Any], batch: RequestBatch) -> Reply:
         self.bill.asked += 1
         body = {**request, "model": self.model, **self.config.parameters}
         body = {name: value for name, value in body.items() if value is not None}

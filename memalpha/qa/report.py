@@ -432,7 +432,7 @@ def ceiling_of(reports: Sequence[Report]) -> tuple[float, str] | None:
     return (full_accuracies[0], "the whole conversation (full)") if full_accuracies else None
 
 
-_BILLED = ("paid", "cached", "prompt_tokens", "completion_tokens", "cost")
+_BILLED = ("paid", "cached", "prompt_tokens", "completion_tokens", "refused", "cost")
 
 
 def warnings_of(reports: Sequence[Report]) -> list[str]:
@@ -494,10 +494,12 @@ def format_bills(reports: Sequence[Report]) -> list[str]:
             if "paid" in bill:
                 total = totals.setdefault(name, dict.fromkeys(_BILLED, 0.0))
                 for key in _BILLED:
-                    total[key] += math.nan if bill[key] is None else bill[key]
+                    count = bill.get(key, 0)  # summaries from before `refused` was counted lack it
+                    total[key] += math.nan if count is None else count
     return [
         f"{name}: {total['paid']:,.0f} answers paid, {total['cached']:,.0f} from the cache, "
         f"{total['prompt_tokens']:,.0f} + {total['completion_tokens']:,.0f} tokens"
+        + (f", {total['refused']:,.0f} refused (`message.refusal`) and taken as they are" if total["refused"] else "")
         + ("" if math.isnan(total["cost"]) else f", cost {total['cost']:,.4f}")
         for name, total in totals.items()
     ]

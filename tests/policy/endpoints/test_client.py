@@ -244,6 +244,18 @@ def test_unseen_thinking_is_billed_up_to_what_was_allowed():
 # -------------------------------------------------------------------------------------------------- once, and limits
 
 
+def test_refusals_are_counted_from_the_cache_too(tmp_path):
+    def reply(prompt, body):
+        return {"role": "assistant", "content": None, "refusal": "I can't."} if prompt == "bad" else "yes"
+
+    with HostileServer(reply) as server:
+        for paid in (2, 0):
+            client = client_of(server, cache=tmp_path / "a.sqlite")
+            assert texts(client.sample([ask("bad"), ask("good")])) == ["I can't.", "yes"]
+            assert (client.bill.paid, client.bill.refused) == (paid, 1)
+            client.close()
+
+
 def test_equal_requests_under_way_are_asked_once():
     with HostileServer() as server:
         client = client_of(server)
