@@ -43,6 +43,7 @@ def load_policy(
     endpoint: EndpointConfig | None = None,
     loading: LoadingConfig | None = None,
     batching: BatchConfig | None = None,
+    setting: str | None = None,
 ) -> Policy:
     """Load a policy by name.
 
@@ -59,6 +60,7 @@ def load_policy(
         endpoint: request settings; used for endpoints only.
         loading: 4 bits, device map and attention of a transformers model. Adapters of a base in 4 bits are not merged.
         batching: most tokens and rows that a transformers model decodes together, and which replies it cuts.
+        setting: name of the setting that the name comes from, for the error of an endpoint that is not there.
 
     Returns:
         The policy, with `name` as its name.
@@ -83,7 +85,10 @@ def load_policy(
         from memalpha.policy.endpoint import EndpointPolicy
 
         policy = EndpointPolicy(text, endpoint)
-        policy.client.check()
+        try:
+            policy.client.check()
+        except PolicyError as error:
+            raise error if setting is None else PolicyError(f"{setting}: {error}") from error
         return policy
     with _needing_torch(f"policy {text!r}", f" (scripted:... policies need nothing). {endpoint_hint(text)}"):
         from memalpha.policy.transformers import TransformersPolicy, merge_adapter, with_adapter_files

@@ -326,6 +326,6 @@ def load_config_reader(config: EvalConfig, replies: AnswerCache | None = None) -
     settings = config.reader
     if not settings.is_model or settings.policy is None:
         return load_reader(settings)
-    policy = load_policy(settings.policy, **_loading_options(config))
+    policy = load_policy(settings.policy, setting="reader.policy", **_loading_options(config))
     kept = keep_replies(policy, replies)
     return load_reader(with_prompt_style(settings, kept).model_copy(update={"policy": None}), kept, frozen=True)

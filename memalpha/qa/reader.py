@@ -60,7 +60,7 @@ def load_reader(config: ReaderConfig | str, policy: Policy | None = None, *, fro
     if config.kind == "extractive":
         return ExtractiveReader(config)
     if config.policy is not None:
-        policy, frozen = load_policy(config.policy), True
+        policy, frozen = load_policy(config.policy, setting="reader.policy"), True
     if policy is None:
         raise ConfigError(
             f"reader.policy: name the policy that answers (kind={config.kind}), or use reader.kind=extractive"

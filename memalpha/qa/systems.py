@@ -556,7 +556,7 @@ def load_system(name: str, *, replies: AnswerCache | None = None, **loading: Any
             f"{', '.join((*NAMED_POLICIES, *RULE_POLICIES))}, "
             "scripted:KIND, a directory, owner/name on a hub, an endpoint; and your own as package.module:factory"
         )
-    return Writer(name, keep_replies(load_policy(name, **loading), replies))
+    return Writer(name, keep_replies(load_policy(name, setting="systems", **loading), replies))
 
 
 def as_system(system: str | Policy | EvaluatedSystem) -> EvaluatedSystem:

@@ -106,3 +106,16 @@ def test_a_refusing_reader_is_said_to_refuse(tmp_path):
         reports = run_evaluation(build_config(EvalConfig, settings, "test"))
         requests = sum(server.answered.values())
     assert f", {requests} refused (`message.refusal`)" in format_bills(reports)[0]
+
+
+@pytest.mark.parametrize("setting", ["reader.policy", "systems"])
+def test_an_unreachable_endpoint_is_named_with_its_setting(setting):
+    name = "http://127.0.0.1:1/v1#m"
+    settings = {
+        "benchmark": "synthetic",
+        "limit": 1,
+        "systems": [name] if setting == "systems" else ["append-only"],
+        "reader": {"kind": "policy", "policy": name} if setting == "reader.policy" else {"kind": "copy"},
+    }
+    with pytest.raises(PolicyError, match=f"^{setting}: {name}: the server cannot be reached"):
+        run_evaluation(build_config(EvalConfig, settings, "test"))

@@ -462,7 +462,7 @@ def load_judge(config: JudgeConfig) -> Judge:
 @lru_cache(maxsize=8)
 def _load_judge(text: str) -> Judge:
     config = JudgeConfig.model_validate_json(text)
-    policies = [load_policy(name, endpoint=config.endpoint) for name in config.judges]
+    policies = [load_policy(name, endpoint=config.endpoint, setting="judges") for name in config.judges]
     return Judge(
         policies,
         config.weights,

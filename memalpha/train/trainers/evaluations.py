@@ -41,13 +41,14 @@ class FrozenPolicies:
         self.config = config
         self._policies: dict[str, Policy] = {}
 
-    def load(self, name: str) -> Policy:
-        """Load a policy, or return it if it has been loaded."""
+    def load(self, name: str, setting: str = "policy") -> Policy:
+        """Load the policy that a setting names, or return it if it has been loaded."""
         if name not in self._policies:
             config = self.config
             endpoint = config.endpoint.kept_in(config.out)
             policy = load_policy(
                 name,
+                setting=setting,
                 dtype=config.compute.dtype,
                 device=config.compute.device,
                 endpoint=endpoint,
@@ -61,7 +62,8 @@ class FrozenPolicies:
 
     def load_reader(self, reader: ReaderConfig) -> Reader:
         """Load a reader; it refuses conflicts by default and uses the start policy if none is named."""
-        policy = self.load(reader.policy or self.config.policy) if reader.is_model else None
+        setting = "policy" if reader.policy is None else "reader.policy"
+        policy = self.load(reader.policy or self.config.policy, setting) if reader.is_model else None
         conflicts = reader.conflicts or "refuse"
         return load_reader(reader.model_copy(update={"policy": None, "conflicts": conflicts}), policy, frozen=True)
 
@@ -76,7 +78,7 @@ class FrozenPolicies:
         def prompted(reader: ReaderConfig) -> ReaderConfig:
             if not reader.is_model or "prompt" in reader.model_fields_set:
                 return reader
-            return with_prompt_style(reader, self.load(reader.policy) if reader.policy else trained)
+            return with_prompt_style(reader, self.load(reader.policy, "reader.policy") if reader.policy else trained)
 
         updates: dict[str, Any] = {
             "agent": with_prompt_style(config.agent, trained),

@@ -245,5 +245,5 @@ def test_a_local_model_may_judge():
 def test_a_judge_that_is_down_is_named():
     with HostileServer(lambda prompt, body: by_containment(prompt)) as server:
         pass
-    with pytest.raises(PolicyError, match="cannot be reached"):
+    with pytest.raises(PolicyError, match=r"^judges: http.*cannot be reached"):
         load_judge(JudgeConfig(judges=(server.name,)))
