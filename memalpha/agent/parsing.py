@@ -9,6 +9,7 @@ The parser tolerates common errors of models with a clear meaning:
 - code fences and a missing close tag;
 - several calls or a list of calls in one block;
 - `arguments` as a JSON string (of a JSON string), or null, and `parameters` instead of `arguments`;
+- several objects in the string of one call's `arguments`, a call each: servers merge parallel calls so;
 - backslashes of paths, which are no escapes: `D:\Games`.
 
 Everything else inside a block is one `ToolCall` with error "malformed". Text outside blocks is ignored. No text raises.
@@ -65,7 +66,7 @@ def from_openai(tool_calls: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]
     calls = []
     for item in tool_calls:
         function = item.get("function") if isinstance(item, Mapping) else None
-        calls.append(read_call(function, raw=repr(item)))
+        calls.extend(_read_calls(function, raw=repr(item)))
     return tuple(calls)
 
 
@@ -120,7 +121,8 @@ def _block(text: str, start: int) -> tuple[list[ToolCall], int]:
         except UnreadableJSON:
             break
         raw = text[position:end]
-        calls.extend(read_call(item, raw) for item in (value if isinstance(value, list) else [value]))
+        for item in value if isinstance(value, list) else [value]:
+            calls.extend(_read_calls(item, raw))
         position = skip_space(text, end)
         while position < len(text) and text[position] in "},":  # models often write one brace too many
             position = skip_space(text, position + 1)
@@ -138,6 +140,21 @@ def _block(text: str, start: int) -> tuple[list[ToolCall], int]:
 
 def malformed_call(raw: str) -> ToolCall:
     return ToolCall(name="", error=MALFORMED, raw=raw)
+
+
+def _read_calls(value: Any, raw: str) -> list[ToolCall]:
+    """Return a call for each object in the text of a call's arguments, or the one call that the value is."""
+    text = value.get("arguments", value.get("parameters")) if isinstance(value, Mapping) else None
+    calls: list[ToolCall] = []
+    position = skip_space(text, 0) if isinstance(text, str) else 0
+    while isinstance(text, str) and text.startswith("{", position):
+        try:
+            arguments, position = decode_json(text, position)
+        except UnreadableJSON:
+            return [*calls, malformed_call(raw)]
+        calls.append(read_call({**value, "arguments": arguments}, raw))
+        position = skip_space(text, position)
+    return calls or [read_call(value, raw)]
 
 
 def read_call(value: Any, raw: str) -> ToolCall:

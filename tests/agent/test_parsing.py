@@ -113,6 +113,14 @@ def test_several_calls_in_one_block_and_literals():
     assert [(call.name, call.arguments) for call in parse_calls(text)] == [("f", {"a": True}), ("g", {"a": None})]
 
 
+def test_several_objects_in_the_arguments_of_one_call_are_a_call_each():
+    function = {"name": "f", "arguments": '{"content": "a}{b"}\n{"content": "c"}'}
+    for calls in (from_openai([{"function": function}]), parse_calls(f"<tool_call>{json.dumps(function)}</tool_call>")):
+        assert [(call.name, call.arguments["content"]) for call in calls] == [("f", "a}{b"), ("f", "c")]
+    calls = from_openai([{"function": {"name": "f", "arguments": '{"content": "a"}{"content": '}}])
+    assert [(call.name, call.error) for call in calls] == [("f", None), ("", "malformed")]
+
+
 def test_escapes_mean_the_same_in_tolerated_json():
     for text in (
         '{"name": "f", "arguments": {"a": "\\ud83d\\ude00\\n\\u00e9"}}',
