@@ -199,6 +199,8 @@ def with_turn_ids(task: Task) -> Task:
 _Utterance = tuple[str, str, str | None]
 
 _SPEAKERS = {"human": "user", "assistant": "assistant"}
+_WORDS = ("text", "voice_note")
+"""Types of Claude's blocks that hold words of the conversation: written or spoken."""
 _CITATION = re.compile("\ue200[^\ue200\ue201]*\ue201")
 
 
@@ -328,7 +330,7 @@ def _read_claude(conversation: Mapping[str, Any], location: str, left_out: Count
         for name in ("attachments", "files"):
             left_out["media"] += len(message[name]) if isinstance(message.get(name), list) else 0
         # `text` repeats the blocks, with notes about those that cannot be shown; old exports have it alone.
-        text = _join_lines([block.get("text") for block in blocks if block.get("type") == "text"])
+        text = _join_lines([block.get("text") for block in blocks if block.get("type") in _WORDS])
         if not blocks:
             text = require_field(message, "text", str, where)
         yield _SPEAKERS[sender], text.strip(), _from_iso(message.get("created_at"), f"{where}.created_at")

@@ -99,7 +99,7 @@ def test_the_branch_that_claude_shows(tmp_path):
         {"type": "thinking", "thinking": "hm"},
         {"type": "text", "text": "Nice!"},
         {"type": "tool_use", "name": "search"},
-        {"type": "text", "text": "Where to?"},
+        {"type": "voice_note", "title": "Spoken", "text": "Where to?"},
     ]
     messages = [
         said("human", "I moved.", uuid="a", parent_message_uuid=NOBODY, content=[]),
