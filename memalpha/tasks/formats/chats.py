@@ -251,6 +251,8 @@ def load_assistant_export(value: object, path: Path, size: int = CHUNK, *, exact
 def _read_chatgpt(conversation: Mapping[str, Any], location: str, left_out: Counter[str]) -> Iterator[_Utterance]:
     """Yield the utterances from the root of the tree to `current_node`; count the others in `left_out`."""
     nodes = require_field(conversation, "mapping", dict, location)
+    if not nodes and conversation.get("current_node") is None:  # nothing was said
+        return
     id: Any = require_field(conversation, "current_node", str, location)
     path: dict[str, Any] = {}
     where = f"{location}.current_node"

@@ -26,7 +26,7 @@ def node(parent: str | None, role: str = "", *parts: Any, **fields: Any) -> dict
     return {"parent": parent, "children": [], "message": message if role else None}
 
 
-def chatgpt(nodes: dict[str, Any], leaf: str, **fields: Any) -> dict[str, Any]:
+def chatgpt(nodes: dict[str, Any], leaf: str | None, **fields: Any) -> dict[str, Any]:
     return {
         "title": "Move",
         "create_time": 1716584000.0,
@@ -82,7 +82,8 @@ def test_the_branch_that_chatgpt_shows(tmp_path):
         ),
         "empty": node("voice", "assistant", ""),
     }
-    [task] = read(tmp_path, [chatgpt(nodes, "empty"), chatgpt({"root": node(None)}, "root", conversation_id="c2")])
+    silent = [chatgpt({"root": node(None)}, "root", conversation_id="c2"), chatgpt({}, None, conversation_id="c3")]
+    [task] = read(tmp_path, [chatgpt(nodes, "empty"), *silent])
     left_out = {"edited branches": 1, "media": 1, "tool calls": 1}
     assert (task.id, task.meta) == ("c1", {"source": "chatgpt", "title": "Move", "left_out": left_out})
     assert turns(task) == [
