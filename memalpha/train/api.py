@@ -319,8 +319,14 @@ def _machine_errors(out: Path) -> Iterator[None]:
 
 def _memory_advice(error: BaseException, out: Path) -> str:
     """Say which settings take less memory in the phase that ran out of it."""
-    modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    modules = [str(frame.f_globals.get("__name__")) for frame in frames]
     plan = "--plan --gpu CARD tells before a run what a step takes"
+    if any(frame.f_code is _compose.__code__ for frame in frames):
+        return (
+            "loading the models ran out of memory: take a smaller model, or set compute.dtype=bfloat16 or lora, with "
+            f"another out if the run has begun; {plan}"
+        )
     if any(name.startswith("memalpha.train.learner") for name in modules):
         return (
             "learning ran out of memory: set compute.gradient_checkpointing, lower compute.microbatch_tokens and "
@@ -328,6 +334,6 @@ def _memory_advice(error: BaseException, out: Path) -> str:
             f"{plan}"
         )
     return (
-        "sampling, or loading the models, ran out of memory: lower sampling.batch_tokens and sampling.decode_rows and "
+        "sampling ran out of memory: lower sampling.batch_tokens and sampling.decode_rows and "
         f"run the same command again, it resumes; a smaller model, or compute.dtype=bfloat16, takes less, too; {plan}"
     )

@@ -95,7 +95,14 @@ def test_what_is_no_callback_is_refused_before_anything_starts(small, tmp_path):
     ("function", "advice"),
     [
         ("torch.nn.utils.clip_grad_norm_", r"learning ran out of memory: set compute\.gradient_checkpointing"),
-        ("memalpha.policy.transformers.TransformersPolicy.open_queue", r"sampling, .* lower sampling\.batch_tokens"),
+        (
+            "memalpha.policy.transformers.TransformersPolicy.__init__",
+            r"loading the models ran out of memory: take a smaller model",
+        ),
+        (
+            "memalpha.policy.transformers.TransformersPolicy.open_queue",
+            r"sampling ran out of memory: lower sampling\.batch_tokens",
+        ),
     ],
 )
 def test_full_memory_ends_with_the_settings_that_need_less(small, monkeypatch, function, advice):
