@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from html import escape
 from importlib.util import find_spec
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -71,6 +72,7 @@ class Display:
         """
         with self._bar() if self.console.is_terminal else nullcontext() as bar:
             task = bar.add_task("training", total=total, completed=done, note="first step ...") if bar else None
+            flat: list[float] = []
 
             def show_step(step: int, metrics: Mapping[str, Any], minutes_left: float) -> None:
                 note = f"{minutes_left:.1f} min of steps left"
@@ -78,6 +80,12 @@ class Display:
                 figures = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:{spec}}" for name, spec in shown.items())
                 parts = (f"step {step}/{total}", figures, note, format_validation(metrics, start))
                 self.log("  ".join(filter(None, parts)))
+                flat.extend(share for share in [metrics.get("flat")] if share is not None)
+                if len(flat) == FLAT_STEPS and (share := fmean(flat)) >= MOSTLY_FLAT:
+                    self.log(
+                        f"in {FLAT_STEPS} steps {share:.0%} of the groups gave all their rollouts the same reward: they "
+                        "teach nothing. Take harder tasks, a higher sampling.temperature, or sampling.resample_flat"
+                    )
                 if bar is not None and task is not None:
                     bar.update(task, completed=step, note=note)
 
@@ -93,6 +101,10 @@ class Display:
             transient=True,
         )
 
+
+FLAT_STEPS = 10
+"""Steps of a process after which a run says that most of its groups were flat."""
+MOSTLY_FLAT = 0.75
 
 STEP_METRICS = {
     "reward": ".2f",

@@ -101,3 +101,13 @@ def test_a_line_holds_what_there_is(display, line, minutes, text):
     with display.training_progress(0, 1, {"validation_loss": 0.75}) as show_step:
         show_step(1, line, minutes)
     assert display.console.file.getvalue() == f"step 1/1  {text}\n"
+
+
+@pytest.mark.parametrize(("share", "lines"), [(0.75, 1), (0.7, 0)])
+def test_a_run_says_once_that_its_groups_have_nothing_to_prefer(display, share, lines):
+    with display.training_progress(0, 15, {}) as show_step:
+        for step in range(1, 16):
+            show_step(step, {**LINE, "flat": share}, 2.0)
+    said = [line for line in display.console.file.getvalue().splitlines() if not line.startswith("step")]
+    assert len(said) == lines
+    assert all("in 10 steps 75% of the groups gave all their rollouts the same reward" in line for line in said)
