@@ -110,6 +110,9 @@ class UnfinishedEvaluation:
 TRAINED_SYSTEM = "trained"
 """Name of a run's best checkpoint among `systems`."""
 
+TRAINING_KEYS = {"algorithm", "optimizer", "policy", "reward"}
+"""Settings that a configuration of a training run has and an evaluation has not."""
+
 
 def load_settings(name: str, overrides: Mapping[str, Any] | None = None) -> EvalConfig:
     """Load the evaluation of a name: a run directory, a configuration, or a data set.
@@ -126,12 +129,18 @@ def load_settings(name: str, overrides: Mapping[str, Any] | None = None) -> Eval
         return load_run_settings(Path(name), overrides)
     if name in MODULES and not (name in shipped_configs() and "benchmark" in read_config(name)):
         return build_config(EvalConfig, merge({"benchmark": name}, overrides or {}), name)
+    evaluations = [known for known in shipped_configs() if "benchmark" in read_config(known)]
     path = Path(name)
     if not path.is_file() and path.suffix not in (".yaml", ".yml") and name not in shipped_configs():
-        near = did_you_mean(name, (*shipped_configs(), *MODULES))
+        near = did_you_mean(name, (*evaluations, *MODULES))
         raise ConfigError(
             f"no configuration {name!r}{near}: give a YAML file, a run's directory, one of "
-            f"{', '.join(shipped_configs())}, or a data set: {', '.join(MODULES)}"
+            f"{', '.join(evaluations)}, or a data set: {', '.join(MODULES)}"
+        )
+    if TRAINING_KEYS & read_config(name).keys():
+        raise ConfigError(
+            f"{name} configures training: evaluate a run that `memalpha train {name}` made, by its directory. "
+            f"Configurations of evaluations: {', '.join(evaluations)}"
         )
     return load_config(EvalConfig, name, overrides)
 

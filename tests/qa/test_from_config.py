@@ -126,6 +126,8 @@ def test_a_name_stands_for_an_evaluation():
     assert load_settings("locomo").systems[0] == "empty" and load_settings("locomo").reader.kind == "copy"
     with pytest.raises(ConfigError, match=r"no configuration 'nonesuch'.*, locomo.* or a data set: .*longmemeval"):
         load_settings("nonesuch")
+    with pytest.raises(ConfigError, match=r"demo configures training: .* evaluations: locomo, search"):
+        load_settings("demo", {"tasks": 3})
     with pytest.raises(ConfigError, match="benchmark: no data set 'nonesuch'"):
         load_config_tasks(EvalConfig(benchmark="nonesuch"))
     with pytest.raises(DataError, match="no option 'colour'"):
