@@ -83,8 +83,9 @@ class Display:
                 flat.extend(share for share in [metrics.get("flat")] if share is not None)
                 if len(flat) == FLAT_STEPS and (share := fmean(flat)) >= MOSTLY_FLAT:
                     self.log(
-                        f"in {FLAT_STEPS} steps {share:.0%} of the groups gave all their rollouts the same reward: they "
-                        "teach nothing. Take harder tasks, a higher sampling.temperature, or sampling.resample_flat"
+                        f"in {FLAT_STEPS} steps {share:.0%} of the groups gave all their rollouts the same reward: "
+                        "nothing to learn from. Take harder tasks, a higher sampling.temperature, or "
+                        "sampling.resample_flat"
                     )
                 if bar is not None and task is not None:
                     bar.update(task, completed=step, note=note)
