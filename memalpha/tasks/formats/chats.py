@@ -585,9 +585,12 @@ NO_CHAT = "no message of a chat export, such as '[24/05/2024, 21:05:09] Ana: tex
 _MARKS = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _SPACES = re.compile("[\u00a0\u2009\u202f]")
 _MOMENT = (
-    r"(?P<first>\d{1,4})(?P<separator>[./-])(?P<second>\d{1,2})(?P=separator)(?P<third>\d{1,4})\.?,? "
-    r"(?:klo )?(?P<hour>\d{1,2})[:.](?P<minute>\d{2})(?:[:.](?P<seconds>\d{2}))?(?: ?(?P<half>[ap])\.? ?m\.?)?"
+    r"(?P<first>\d{1,4})(?P<separator>[./-]) ?(?P<second>\d{1,2})(?P=separator) ?(?P<third>\d{1,4})\.?[,،]? (?:klo )?"
+    r"(?P<before>오전|오후|午前|午後|上午|下午|凌晨|清晨|早上|中午|晚上)? ?(?P<hour>\d{1,2})[:.](?P<minute>\d{2})"
+    r"(?:[:.](?P<seconds>\d{2}))?(?: ?(?P<after>[ap]\.? ?m\.?|[πμ]\.?μ\.?|[صم]))?"
 )
+_MORNING = ("a", "π", "ص", "오전", "午前", "上午", "凌晨", "清晨", "早上")
+"""How the names of hours before noon begin; those of the others are afternoon or evening, or noon itself."""
 _HEADS = tuple(re.compile(form % _MOMENT, re.IGNORECASE) for form in (r"\[%s\] ?", "%s [-\u2013] "))
 _NAME = re.compile('([^:"\u201c\u201d\u201e\u00ab\u00bb]{1,80}):(?: |$)')
 _APP_NOTE = re.compile("[ \n]?\u200e<[^<>\n]*>$")
@@ -651,10 +654,10 @@ def _parse(text: str, location: str) -> Iterator[_Message]:
             continue
         if head is not None:
             hour, minute, second = int(head["hour"]), int(head["minute"]), int(head["seconds"] or 0)
-            if half := head["half"]:
-                if not 1 <= hour <= 12:
+            if half := head["before"] or head["after"]:
+                if hour > 12:
                     raise DataError(f"{location}:{first_line}: hour {hour} does not exist on a 12-hour clock")
-                hour = hour % 12 + 12 * (half.lower() == "p")
+                hour = hour % 12 + 12 * (not half.lower().startswith(_MORNING))
             if hour > 23 or minute > 59 or second > 59:
                 raise DataError(f"{location}:{first_line}: there is no time {hour:02}:{minute:02}:{second:02}")
             day = head["first"], head["second"], head["third"]
@@ -726,7 +729,9 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
                     year = third
                 if len(year) not in (2, 4):
                     raise ValueError(year)
-                times.append(datetime(int(year) + 2000 * (len(year) == 2), int(month), int(day), *message.time))
+                number = int(year) + 2000 * (len(year) == 2)
+                number -= 543 * (number > 2400)  # Thai phones count from the Buddha
+                times.append(datetime(number, int(month), int(day), *message.time))
             except ValueError:
                 problem = max(problem, (message.line, "/".join(message.date)))
                 break
