@@ -124,7 +124,7 @@ def test_a_folder_without_known_files_is_hashed_whole(tmp_path):
 def test_a_name_stands_for_an_evaluation():
     assert load_settings("babi").benchmark == "babi"
     assert load_settings("locomo").systems[0] == "empty" and load_settings("locomo").reader.kind == "copy"
-    with pytest.raises(ConfigError, match=r"no configuration 'nonesuch'.*, locomo.* or a data set: .*longmemeval"):
+    with pytest.raises(ConfigError, match=r"no configuration 'nonesuch'.* one of locomo, .*a data set: .*longmemeval"):
         load_settings("nonesuch")
     with pytest.raises(ConfigError, match=r"demo configures training: .* evaluations: locomo, search"):
         load_settings("demo", {"tasks": 3})
