@@ -61,7 +61,7 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
     """
     tasks = _load_chats(path, dates)
     if tasks is None and path.suffix.lower() == ".txt" and path.is_file():
-        raise DataError(f"{path}:1: {NO_CHAT}: other texts belong into the chunks of a task file")
+        raise DataError(f"{path}:1: {NO_CHAT}: {OTHER_TEXTS}")
     return tasks
 
 
@@ -581,6 +581,9 @@ def _parse_content(content: Any, location: str, *, is_optional: bool) -> str:
 
 DATE_ORDERS = ("day-first", "month-first")
 NO_CHAT = "no message of a chat export, such as '[24/05/2024, 21:05:09] Ana: text'"
+OTHER_TEXTS = (
+    """other texts belong into a task file, a line each: {"id": "diary", "chunks": [{"text": "..."}]} (.jsonl)"""
+)
 
 _MARKS = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _SPACES = re.compile("[\u00a0\u2009\u202f]")

@@ -3,10 +3,11 @@
 **One table.** Columns `context`, `question` and `answer` (or `answers`). Rows with the same `task` are one task, whose
 chunks are their different contexts in order. Without a column `task`, each different context is a task.
 
-**Two tables**, `chunks.csv` and a table of questions in the same folder. The path names the folder or the questions'
-file. Chunks have `text` and optionally `task`, `chunk`, `timestamp`, `speaker`, `turn`. Consecutive rows with the same
-`chunk` are one chunk; without that column, each row is. With `speaker` or `turn`, a row is a turn and `turn` its id.
-Questions have `question`, `answer` (or `answers`), and `task` if the chunks have it.
+**Two tables**, `chunks.csv` and a table of questions in the same folder; `chunks.csv` alone holds conversations without
+questions. The path names the folder or one of the files. Chunks have `text` and optionally `task`, `chunk`,
+`timestamp`, `speaker`, `turn`. Consecutive rows with the same `chunk` are one chunk; without that column, each row is.
+With `speaker` or `turn`, a row is a turn and `turn` its id. Questions have `question`, `answer` (or `answers`), and
+`task` if the chunks have it.
 
 Further columns of questions are `id`, `category`, `timestamp` (of the context; one table only), `evidence` (turn ids)
 and `asked_after_chunk` (a value of the column `chunk`, or a number from 0; both for two tables only). All others go to
@@ -36,30 +37,33 @@ Row = tuple[str, Mapping[str, str]]
 
 
 def load_csv(path: str | Path) -> list[Task]:
-    """Load the tasks of a CSV file, or of a folder with `chunks.csv` and `questions.csv`.
+    """Load the tasks of a CSV file, or of a folder with `chunks.csv` and, if there are questions, `questions.csv`.
 
     Raises:
         DataError: The file does not fit; the message names file, line and column.
     """
     path = Path(path)
-    if path.is_dir() and not (path / "questions.csv").is_file():
+    if path.name == "chunks.csv":
+        path = path.parent
+    questions = path / "questions.csv" if path.is_dir() else path
+    chunks = questions.with_name("chunks.csv")
+    if path.is_dir() and not questions.is_file() and not chunks.is_file():
         raise DataError(
-            f"{path} is a folder without a questions.csv: name a task file in it, write that table, "
+            f"{path} is a folder without a chunks.csv: name a task file in it, write that table, "
             "or put exported chats there (.txt, .json)"
         )
-    questions = path / "questions.csv" if path.is_dir() else path
-    question_rows = _rows(questions, ("question",))
-    if "context" in question_rows[0][1] and not path.is_dir():
+    question_rows = _rows(questions, ("question",)) if questions.is_file() or not path.is_dir() else []
+    if question_rows and "context" in question_rows[0][1] and not path.is_dir():
         return _one_table(question_rows, path)
-    chunks = questions.with_name("chunks.csv")
     if not chunks.is_file():
         raise DataError(f"{questions}: no column 'context', and no chunks.csv beside it: one of them is needed")
     chunk_rows = _rows(chunks, ("text",))
     if unknown := [name for name in chunk_rows[0][1] if name and name not in _CHUNK_COLUMNS]:
         raise DataError(f"{chunks}: unknown column {unknown[0]!r}; known are {', '.join(_CHUNK_COLUMNS)}")
-    _refuse_columns(question_rows, _ONE_TABLE, "belongs into chunks.csv (timestamp) or a table by itself (context)")
-    if ("task" in chunk_rows[0][1]) != ("task" in question_rows[0][1]):
-        raise DataError(f"{questions}: 'task' is a column of both tables, or of none")
+    if question_rows:
+        _refuse_columns(question_rows, _ONE_TABLE, "belongs into chunks.csv (timestamp) or a table by itself (context)")
+        if ("task" in chunk_rows[0][1]) != ("task" in question_rows[0][1]):
+            raise DataError(f"{questions}: 'task' is a column of both tables, or of none")
     default_task = questions.parent.resolve().name
     groups: list[tuple[str, str | None, list[Row]]] = []  # consecutive rows of a chunk, with its task and label
     for location, row in chunk_rows:
@@ -177,6 +181,11 @@ def _rows(path: Path, columns: Sequence[str]) -> list[Row]:
     except UnicodeError as error:
         raise DataError(f"{path}: cannot be read as a CSV file in UTF-8 ({error}): save it as UTF-8") from error
     fitting = [mark for mark in SEPARATORS if set(columns) <= set(next(csv.reader([first_line], delimiter=mark), ()))]
+    if not fitting and "question" in columns:
+        raise DataError(
+            f"{path}: no column 'question' in its first line: {first_line.strip()}. A table of messages is the "
+            f"chunks.csv of a folder, with or without questions: its columns are {', '.join(_CHUNK_COLUMNS)}"
+        )
     rows: list[Any] = list(iter_csv_rows(path, columns, fitting[0] if fitting else ","))
     if not rows:
         raise DataError(f"{path}: no row below its header")

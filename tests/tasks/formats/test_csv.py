@@ -84,11 +84,21 @@ def test_long_texts_are_split_before_their_questions(tmp_path):
     assert question.evidence[:2] == ("t1", "t1~2") and len(question.evidence) == len(task.chunks) - 1
 
 
+@pytest.mark.parametrize("name", ["", "chunks.csv"])
+def test_messages_need_no_questions(tmp_path, name):
+    write(tmp_path / "chunks.csv", "task;timestamp;speaker;text\n1;2024-05-01;Ana;Broken.\n2;2024-05-02;Bo;Late.\n")
+    tasks = load_tasks(tmp_path / name)
+    assert [(task.id, task.chunks[0].turns[0].text, task.questions) for task in tasks] == [
+        ("1", "Broken.", ()),
+        ("2", "Late.", ()),
+    ]
+
+
 @pytest.mark.parametrize(
     ("chunks", "questions", "says"),
     [
         (None, "question,answer\nWho?,Tom\n", r"questions\.csv: no column 'context', and no chunks\.csv beside it"),
-        ("text\nx\n", "ask,answer\nWho?,Tom\n", r"questions\.csv: no column 'question' in its first line: ask, answer"),
+        ("text\nx\n", "ask,answer\nWho?,Tom\n", r"no column 'question' in its first line: ask,answer\. .* chunks\.csv"),
         ("text\nx\n", "question\nWho?\n", r"questions\.csv:2: a column 'answer', or one 'answers'"),
         ("text\nx\n", "question,answer,answers\nWho?,a,b\n", "not both"),
         ("text\nx\n", "question,answer\n", r"questions\.csv: no row below its header"),
@@ -151,7 +161,7 @@ def test_bad_single_tables_are_refused(tmp_path):
             load_tasks(tmp_path / "t.csv")
     with pytest.raises(DataError, match=r"nowhere\.csv: cannot be read"):
         load_tasks(tmp_path / "nowhere.csv")
-    with pytest.raises(DataError, match=r"is a folder without a questions\.csv"):
+    with pytest.raises(DataError, match=r"is a folder without a chunks\.csv"):
         load_tasks(tmp_path)
 
 
