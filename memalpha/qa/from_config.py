@@ -129,9 +129,9 @@ def load_settings(name: str, overrides: Mapping[str, Any] | None = None) -> Eval
         return load_run_settings(Path(name), overrides)
     if name in MODULES and not (name in shipped_configs() and "benchmark" in read_config(name)):
         return build_config(EvalConfig, merge({"benchmark": name}, overrides or {}), name)
-    evaluations = [known for known in shipped_configs() if "benchmark" in read_config(known)]
     path = Path(name)
     if not path.is_file() and path.suffix not in (".yaml", ".yml") and name not in shipped_configs():
+        evaluations = _shipped_evaluations()
         near = did_you_mean(name, (*evaluations, *MODULES))
         raise ConfigError(
             f"no configuration {name!r}{near}: give a YAML file, a run's directory, one of "
@@ -140,9 +140,13 @@ def load_settings(name: str, overrides: Mapping[str, Any] | None = None) -> Eval
     if TRAINING_KEYS & read_config(name).keys():
         raise ConfigError(
             f"{name} configures training: evaluate a run that `memalpha train {name}` made, by its directory. "
-            f"Configurations of evaluations: {', '.join(evaluations)}"
+            f"Configurations of evaluations: {', '.join(_shipped_evaluations())}"
         )
     return load_config(EvalConfig, name, overrides)
+
+
+def _shipped_evaluations() -> list[str]:
+    return [name for name in shipped_configs() if "benchmark" in read_config(name)]
 
 
 def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> EvalConfig:
