@@ -60,11 +60,12 @@ _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff" 
 _SIGNS = "".join(
     char for char in map(chr, (*range(0x300, 0x1E00), *range(0xA600, 0xAC00))) if unicodedata.category(char)[0] == "M"
 )
-# Points of Hebrew and Arabic, mostly not written, and what nobody sees: soft hyphens, joiners, marks of direction. The
-# space of no width stays: in scripts without spaces it ends a word.
+# Points of Hebrew and Arabic, mostly not written, and what nobody sees: soft hyphens, joiners, marks of direction;
+# tones of skin. The space of no width stays: in scripts without spaces it ends a word.
 _UNWRITTEN = re.compile(
     "[\u0591-\u05c7\u0640\u064b-\u065f\u0670"
-    "\u00ad\u034f\u061c\u180b-\u180f\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e0fff]"
+    "\u00ad\u034f\u061c\u180b-\u180f\u200c-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff"
+    "\U0001f3fb-\U0001f3ff\U000e0000-\U000e0fff]"
 )
 _ACCENT = re.compile("[\u0300-\u036f]")  # of Latin, Greek and Cyrillic letters
 _LETTERS = {0xF8: "o", 0x142: "l", 0x111: "d", 0xF0: "d", 0x127: "h", 0x131: "i", 0xE6: "ae", 0x153: "oe", 0xFE: "th"}
@@ -73,7 +74,10 @@ _ELISION = re.compile(  # of French, Italian, Catalan, Portuguese articles and p
     r"gl)'(?=\w\w)"
 )
 _ENDING = re.compile(r"(\w{3,})'(?!(?:[dmst]|re|ve|ll|em)$)\w+$")  # of a name: the Turkish "izmir'de"
-_TOKEN = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])[\w{_SIGNS}])+(?:['\u2019](?![{_UNSPACED}_])\w+)*")
+_EMOJI = "\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"  # each is a word
+_TOKEN = re.compile(
+    rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])[\w{_SIGNS}])+(?:['\u2019](?![{_UNSPACED}_])\w+)*|[{_EMOJI}]"
+)
 UNSPACED = re.compile(rf"[{_UNSPACED}]")
 """A character of a script that is written without spaces, or of Hangul."""
 _WORD_ALONE = re.compile(rf"[{_ALONE}]")
@@ -106,7 +110,7 @@ def words(text: str) -> list[str]:
     The text is normalised to NFKC and folded case. English words are stemmed; stop words, possessive 's, the elided
     article of "l'opéra" and signs that nobody sees are dropped. A word with accents gives a second term without them.
     A run of a script written without spaces gives its character bigrams and, for Han and Hangul, its characters. So a
-    word is found inside a sentence, even one of a single character.
+    word is found inside a sentence, even one of a single character. An emoji is a word.
     """
     return [word for word in map(_word, _tokens(text)) if word]
 

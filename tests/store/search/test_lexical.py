@@ -156,6 +156,9 @@ INVISIBLE = "\u00ad\u200c\u200d\u2060\ufeff\u034f\u200e"
         ("Mieszka w Łodzi", "lodzi"),
         ("Smørrebrød med ost", "smorrebrod"),
         ("Зелёный чай", "зеленый"),
+        ("Party on Friday\U0001f389!", "\U0001f389"),
+        ("Great \U0001f44d\U0001f3fd", "\U0001f44d"),
+        ("Love \u2764\ufe0f it", "\u2764"),
     ],
 )
 def test_a_word_is_found_however_it_is_written(text, query) -> None:
