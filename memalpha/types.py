@@ -63,10 +63,15 @@ OperationKind = Literal["insert", "update", "delete", "core_update"]
 LoggedKind = OperationKind | Literal["expired", "erased", "quarantined", "reviewed"]
 
 
+def parse_iso_time(text: str) -> datetime:
+    """Parse an ISO 8601 date or time, in letters of either case (RFC 3339). Raises `ValueError` for another text."""
+    return datetime.fromisoformat(text.upper())
+
+
 def is_iso_time(text: str) -> bool:
     """Return True if `text` is an ISO 8601 date or time, such as 2024-05-01."""
     try:
-        datetime.fromisoformat(text)
+        parse_iso_time(text)
     except ValueError:
         return False
     return True

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 from memalpha.arguments import brief_repr, check_items, is_finite_number
 from memalpha.errors import DamagedStore, InvalidContent, StoreError
 from memalpha.store.schema import MemorySchema, count_core_tokens
-from memalpha.types import MemoryEntry, Operation, fast_maker, is_iso_time
+from memalpha.types import MemoryEntry, Operation, fast_maker, is_iso_time, parse_iso_time
 
 Kind = Literal["text", "date", "time", "number", "whole", "json"]
 """What a field holds: a text, an ISO date or time as it was given, an ISO time in UTC with microseconds, a finite
@@ -135,7 +135,7 @@ def listed(record: str, names: tuple[str, ...] = NAMES) -> str:
 
 def parse_time(text: str) -> datetime:
     """Parse an ISO time; without an offset it is UTC."""
-    time = datetime.fromisoformat(text)
+    time = parse_iso_time(text)
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time
 
 

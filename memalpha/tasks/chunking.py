@@ -10,7 +10,7 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.formats.files import CHUNK_TOKENS, pack_turns
-from memalpha.types import Chunk, Question, SpeakerTurn, Task
+from memalpha.types import Chunk, Question, SpeakerTurn, Task, parse_iso_time
 
 CHUNK = CHUNK_TOKENS * 4
 """Longest chunk in characters: 2,048 tokens of four characters."""
@@ -56,7 +56,7 @@ def to_iso_time(text: str) -> str | None:
                 return time.date().isoformat()
             return time.isoformat(timespec="seconds" if time.second else "minutes")
     with suppress(ValueError):
-        datetime.fromisoformat(plain)
+        parse_iso_time(plain)
         return plain
     return None
 

@@ -89,7 +89,15 @@ def test_a_schema_names_its_events(tmp_path) -> None:
 @pytest.mark.parametrize("memory", [lambda: new(), lambda: memory_of(MemoryState.empty(MEM_ALPHA))])
 def test_a_timestamp_is_iso(memory) -> None:
     store = memory()
-    for good in ("2024-05-01", "2024-05-01T18:30", "2024-05-01T18:30:00+02:00", "20240501", "", None):
+    for good in (
+        "2024-05-01",
+        "2024-05-01T18:30",
+        "2024-05-01T18:30:00+02:00",
+        "2024-05-01t10:00:00z",
+        "20240501",
+        "",
+        None,
+    ):
         store.insert("semantic", f"fact of {good}", timestamp=good)
     before = store.state
     [entry] = store.list()[:1]

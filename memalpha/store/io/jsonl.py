@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields as fields_of
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -25,7 +24,7 @@ from memalpha.store.backends.sqlite import locked_file, move_file, remove_abando
 from memalpha.store.fields import FIELDS, Kind, check_timestamp, clean_content, format_utc
 from memalpha.store.schema import MemorySchema
 from memalpha.text_files import parse_json, read_text
-from memalpha.types import LoggedKind, Operation
+from memalpha.types import LoggedKind, Operation, parse_iso_time
 
 VERSION = 1
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -33,7 +32,7 @@ _DATABASE = b"SQLite format 3\0"
 
 
 def _require_offset(text: str) -> str:
-    time = datetime.fromisoformat(text)
+    time = parse_iso_time(text)
     if time.tzinfo is None:
         raise ValueError("an ISO time with its offset is needed, such as 2024-05-01T12:00:00+00:00")
     return format_utc(time)

@@ -38,7 +38,7 @@ from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, split_text
 from memalpha.tasks.formats.files import pack_turns, require_field
 from memalpha.text_files import UTF_16, parse_json, parse_json_or_none, read_text, to_utf8
-from memalpha.types import Chunk, SpeakerTurn, Task, is_iso_time
+from memalpha.types import Chunk, SpeakerTurn, Task, is_iso_time, parse_iso_time
 
 _SUFFIXES = (".txt", ".json", ".zip")
 """Endings of files in a folder of chats; an archive is refused with a word on unpacking it."""
@@ -359,8 +359,8 @@ def _from_iso(value: Any, location: str) -> str | None:
     if value is None:
         return None
     try:
-        time = datetime.fromisoformat(value)
-    except (ValueError, TypeError) as error:
+        time = parse_iso_time(value)
+    except (ValueError, AttributeError) as error:
         raise DataError(f"{location}: {value!r} is no ISO 8601 time") from error
     return (time.astimezone(UTC) if time.tzinfo else time).replace(tzinfo=None).isoformat(timespec="seconds")
 
@@ -499,7 +499,7 @@ def pack_days(
     """
 
     def moment_of(timestamp: str) -> date | str:
-        return timestamp if exact_times else datetime.fromisoformat(timestamp).date()
+        return timestamp if exact_times else parse_iso_time(timestamp).date()
 
     days: list[tuple[str | None, list[SpeakerTurn]]] = []
     for speaker, text, own_timestamp in utterances:
