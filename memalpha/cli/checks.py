@@ -100,7 +100,7 @@ def consolidate(
     with open_store(store, embedder, namespace, reads=not (apply or undo)) as memory:
         if undo:
             count = consolidation.undo_consolidation(memory)
-            print_result({"operations": count}, as_json, f"undone (operations: {count})")
+            print_result({"operations": count}, as_json, f"{counted(count, 'operation')} undone")
             return
         result = consolidation.propose_consolidation(memory, model, config)
         if apply:
@@ -113,9 +113,9 @@ def consolidate(
         lines += [] if operation.kind == "delete" else [f"  + {operation.content}"]
     lines += [f"unsure: {line}" for line in result.unsure]
     lines += [f"refused: {line}" for line in result.refused]
-    count = f"{len(result.changes)} change" + ("" if len(result.changes) == 1 else "s")
     ending = "written; --undo takes them back" if result.applied else "proposed; --apply writes them"
-    print_result(result, as_json, "\n".join([*lines, f"{count} {ending}" if result.changes else "nothing to change"]))
+    lines.append(f"{counted(len(result.changes), 'change')} {ending}" if result.changes else "nothing to change")
+    print_result(result, as_json, "\n".join(lines))
 
 
 def doctor(
@@ -140,7 +140,7 @@ def doctor(
     health = examine(store, repair=repair, embedder=embedder)
     lines = [f"repaired: {problem}" for problem in health.repaired]
     lines += [*map(str, health.problems), *(f"note: {note}" for note in health.notes)]
-    counts = ", ".join(f"{count} {name}" for name, count in health.counts.items())
+    counts = ", ".join(counted(count, name.removesuffix("s")) for name, count in health.counts.items())
     lines.append(f"{counted(len(health.problems), 'problem') if health.problems else 'sound'}: {counts}")
     print_result(health, as_json, "\n".join(lines))
     if health.problems:
@@ -185,7 +185,8 @@ def _read_queries(file: Path) -> list[str]:
 
 
 def _format_audit(report: Audit, limit: int) -> list[str]:
-    counts = ", ".join(f"{count} {name}" for name, count in report.counts.items())
+    kinds = (f"{count} {name}" for name, count in report.counts.items() if name != "entries")
+    counts = ", ".join([counted(report.counts["entries"], "entry"), *kinds])
     lines = [f"namespace {report.namespace}: {counts}"]
     for finding in report.findings[:limit]:
         lines.append(f"  {finding.kind} ({finding.reason}): {finding.message}")

@@ -234,7 +234,7 @@ def show(
 
         with open_store(store, embedder, namespace, reads=True) as memory:
             written = write_memory_page(memory, html)
-        text = f"{written['file']}: {written['live']} entries, {written['operations']} operations"
+        text = f"{written['file']}: {counted(written['live'], 'entry')}, {counted(written['operations'], 'operation')}"
         for name in ("entries", "operations"):
             if written[name] < written[f"all_{name}"]:
                 text += f"\n(the last {written[name]} of {written[f'all_{name}']} {name}: a page holds no more)"
@@ -270,10 +270,10 @@ def export(
     """
     with open_store(store, None, namespace, reads=True) as memory:
         if file.suffix.lower() in _MARKDOWN:
-            count, unit = _markdown().export_markdown(memory, file), "entries"
+            count, noun, key = _markdown().export_markdown(memory, file), "entry", "entries"
         else:
-            count, unit = memory.export_jsonl(file), "operations"
-    print_result({unit: count, "path": str(file)}, as_json, f"{count} {unit}: {file}")
+            count, noun, key = memory.export_jsonl(file), "operation", "operations"
+    print_result({key: count, "path": str(file)}, as_json, f"{counted(count, noun)}: {file}")
 
 
 def import_(
@@ -308,7 +308,7 @@ def import_(
         read_jsonl(file)
     with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
         count = _markdown().import_markdown(memory, file) if is_markdown else memory.import_jsonl(file)
-    print_result({"operations": count, "path": str(store)}, as_json, f"{count} operations: {store}")
+    print_result({"operations": count, "path": str(store)}, as_json, f"{counted(count, 'operation')}: {store}")
 
 
 def copy(
@@ -329,7 +329,7 @@ def copy(
     from memalpha.store.open import copy_store
 
     counts = copy_store(source, target)
-    lines = [f"{count} operations: namespace {name}" for name, count in counts.items()]
+    lines = [f"{counted(count, 'operation')}: namespace {name}" for name, count in counts.items()]
     print_result({"namespaces": counts}, as_json, "\n".join(lines) or "the store has no namespaces")
 
 
@@ -419,7 +419,8 @@ def undo(
         return
     with open_store(store, None, namespace) as memory:
         count = memory.restore(to)
-    print_result({"operations": count}, as_json, f"the memory is as it was at position {to}: {count} operations")
+    text = f"the memory is as it was at position {to}: {counted(count, 'operation')}"
+    print_result({"operations": count}, as_json, text)
 
 
 def redo(store: StoreFile, namespace: Namespace = "default", as_json: AsJson = False) -> None:
@@ -475,8 +476,8 @@ def revert(
         lines += [f"- {name:<26} {change.before}"] if change.before is not None else []
         lines += [f"+ {name:<26} {change.after}"] if change.after is not None else []
     lines += [f"stays: {item.id or 'core'}: {item.conflict}" for item in report.conflicts]
-    verb = "were reverted" if report.applied else "would be reverted"
-    lines.append(f"{len(report.changes)} entries {verb}, {len(report.conflicts)} stay as they are")
+    verb = "reverted" if report.applied else "would be reverted"
+    lines.append(f"{counted(len(report.changes), 'entry')} {verb}, {len(report.conflicts)} left as before")
     if report.applied and report.changes:
         lines.append(f"to take this back: memalpha undo {store} --to {report.position}")
     print_result(report, as_json, "\n".join(lines))
@@ -545,7 +546,8 @@ def fork(
     ):
         count = copy.snapshot()
         target = {"store": copy.path, "namespace": name or namespace, "operations": count}
-    print_result(target, as_json, f"{count} operations: namespace {target['namespace']} of {target['store']}")
+    text = f"{counted(count, 'operation')}: namespace {target['namespace']} of {target['store']}"
+    print_result(target, as_json, text)
 
 
 def erase(

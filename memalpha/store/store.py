@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from memalpha.arguments import brief_repr, check_count, check_flag, check_items, check_path, check_texts, check_type
+from memalpha.arguments import (
+    brief_repr,
+    check_count,
+    check_flag,
+    check_items,
+    check_path,
+    check_texts,
+    check_type,
+    counted,
+)
 from memalpha.errors import (
     DuplicateContent,
     InvalidContent,
@@ -202,7 +211,7 @@ class MemoryStore(Memory):
 
     def _repr_html_(self) -> str:
         entries = [(entry.category, entry.content, entry.timestamp) for entry in self.recent(_SHOWN_ENTRIES)]
-        title = f"{self!r}: {self.count():,} entries, the newest first"
+        title = f"{self!r}: {counted(self.count(), 'entry')}, the newest first"
         return html_table(title, ("category", "content", "timestamp"), entries)
 
     @property

@@ -104,7 +104,7 @@ def test_fork_and_erase(memalpha, refused, store: Path, tmp_path: Path, monkeypa
     copy = tmp_path / "copy.db"
     entry = json.loads(memalpha("add", store, "city: Porto", "--category", "episodic", "--json")[1])
     same = json.loads(memalpha("add", store, "city: Porto", "--json")[1])
-    assert memalpha("fork", store, "other", "--as-of", 1) == (0, f"1 operations: namespace other of {store}\n", "")
+    assert memalpha("fork", store, "other", "--as-of", 1) == (0, f"1 operation: namespace other of {store}\n", "")
     assert json.loads(memalpha("fork", store, "--path", copy, "--json")[1])["operations"] == 3
     assert memalpha("show", copy)[1] == memalpha("show", store)[1]
     for words, says in [
@@ -145,7 +145,7 @@ def test_fork_and_erase(memalpha, refused, store: Path, tmp_path: Path, monkeypa
 def test_export_and_import_of_a_log(memalpha, store: Path, tmp_path: Path) -> None:
     file, copy = tmp_path / "log.jsonl", tmp_path / "copy.db"
     assert json.loads(memalpha("export", store, file, "--json")[1])["operations"] == 1
-    assert memalpha("import", copy, file, "--embedder", "hash")[1] == f"1 operations: {copy}\n"
+    assert memalpha("import", copy, file, "--embedder", "hash")[1] == f"1 operation: {copy}\n"
     assert memalpha("show", copy)[1] == memalpha("show", store)[1]
     assert memalpha("import", tmp_path / "new.db", tmp_path / "none.jsonl")[0] == 2
     assert not (tmp_path / "new.db").exists()
@@ -177,7 +177,7 @@ def test_serve_refuses_invalid_options(refused, tmp_path: Path, monkeypatch) -> 
 @pytest.mark.parametrize("end", [".md", ".MD"])
 def test_import_of_markdown(memalpha, refused, store: Path, tmp_path: Path, end: str) -> None:
     notes = tmp_path / f"notes{end}"
-    assert memalpha("export", store, notes) == (0, f"1 entries: {notes}\n", "")
+    assert memalpha("export", store, notes) == (0, f"1 entry: {notes}\n", "")
     notes.write_text(notes.read_text().replace("Lisbon", "Porto") + "\n- Ana has a cat.\n")
     assert memalpha("import", store, notes) == (0, f"2 operations: {store}\n", "")
     assert "Porto" in memalpha("show", store)[1] and "Lisbon" in memalpha("show", store, "--as-of", 1)[1]
@@ -231,7 +231,7 @@ def test_boost_and_pages(memalpha, refused, store: Path) -> None:
 
 
 def test_doctor_exits_with_1_on_problems(memalpha, store: Path) -> None:
-    assert memalpha("doctor", store) == (0, "sound: 1 namespaces, 1 operations, 1 versions, 1 vectors\n", "")
+    assert memalpha("doctor", store) == (0, "sound: 1 namespace, 1 operation, 1 version, 1 vector\n", "")
     rows = sqlite3.connect(store, isolation_level=None)
     rows.execute("DELETE FROM vectors")
     code, out, err = memalpha("doctor", store)
@@ -304,7 +304,7 @@ def test_revert_shows_and_takes_back_what_a_source_wrote(memalpha, refused, stor
     change = {"id": home.id, "before": "Ana lives in Moscow.", "after": "Ana lives in Lisbon.", "conflict": ""}
     assert dry == {"changes": [change], "conflicts": [], "position": 2, "applied": False}
     out = memalpha("revert", store, "--key", "web", "--since", "1")[1]
-    assert "+ " in out and "1 entries were reverted" in out and "--to 2" in out
+    assert "+ " in out and "1 entry reverted" in out and "--to 2" in out
     assert "Ana lives in Lisbon." in memalpha("show", store)[1]
     memalpha("undo", store, "--to", 2)
     assert "Ana lives in Moscow." in memalpha("show", store)[1]
