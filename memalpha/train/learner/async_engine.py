@@ -38,11 +38,11 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import torch
 
-from memalpha.arguments import brief_repr
+from memalpha.arguments import brief_repr, check_type
 from memalpha.errors import TrainingError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.data.samples import TrainingSample
-from memalpha.train.learner.engine import Engine
+from memalpha.train.learner.engine import Engine, check_rows
 from memalpha.train.trainers.directory import RunDirectory, load_checkpoint, write_checkpoint
 
 T = TypeVar("T")
@@ -222,6 +222,7 @@ class Learner(Pipeline):
     """
 
     def __init__(self, engine: Engine, *, inline: bool = False) -> None:
+        check_type("engine", engine, Engine, error=TrainingError)
         self.engine = engine
         engine.optimizer.zero_grad(set_to_none=True)
         super().__init__(inline=inline or engine.world.size > 1, name="memalpha learner")
@@ -291,8 +292,9 @@ class Learner(Pipeline):
 
     def normalized(self, *parts: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
         """Return the parts of ONE optimizer step, their weights normalised over all parts together."""
-        remaining = iter(self.engine.normalized([sample for part in parts for sample in part]))
-        return [[next(remaining) for _ in part] for part in parts]
+        lists = [check_rows(part) for part in parts]
+        remaining = iter(self.engine.normalized([sample for part in lists for sample in part]))
+        return [[next(remaining) for _ in part] for part in lists]
 
     def update(self, *parts: Sequence[TrainingSample], rate: float) -> Future[dict[str, float]]:
         """Take one optimizer step: normalise `parts` together, add each part's gradient, step.

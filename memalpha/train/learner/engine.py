@@ -30,9 +30,10 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from memalpha.arguments import brief_repr, check_items, check_type
 from memalpha.config import LearnerConfig
 from memalpha.errors import TrainingError
 from memalpha.policy.model_files import count_parameters, hide_progress_bars, load_adapter
@@ -76,6 +77,14 @@ def _trained_tokens(samples: Sequence[TrainingSample], name: str) -> list[int]:
     return [0 if weight is None else int(np.count_nonzero(weight)) for weight in weights]
 
 
+def check_rows(samples: Any) -> list[TrainingSample]:
+    """Return token rows as a list; raise `TrainingError` for anything else."""
+    rows = check_items("samples", samples, of="TrainingSample", error=TrainingError)
+    if wrong := [row for row in rows if not isinstance(row, TrainingSample)]:
+        raise TrainingError(f"samples: a list of TrainingSample is needed, not one with {brief_repr(wrong[0])}")
+    return rows
+
+
 def normalize(
     samples: Sequence[TrainingSample],
     normalizer: Literal["constant", "token", "row"],
@@ -100,6 +109,7 @@ def normalize(
     Returns:
         The rows with divided weights.
     """
+    samples = check_rows(samples)
     normalizers = {"pg": normalizer, "kl": normalizer, "ce": ce_normalizer or normalizer, "ent": "token", "vf": "token"}
     divided: list[dict[str, np.ndarray]] = [{} for _ in samples]
     masked = sum(sample.masked for sample in samples)
@@ -368,6 +378,7 @@ class Engine(BaseEngine):
         keeps_whole: Keep a whole copy of weights that FSDP shards, for a sampler in this process.
 
     Raises:
+        TrainingError: `model` or `config` is something else.
         PolicyError: The model's logits are not those of its output embedding.
         ConfigError: `share_prefixes` is set, and the model cannot attend along trees.
     """
@@ -383,6 +394,8 @@ class Engine(BaseEngine):
         world: World = SINGLE_PROCESS,
         keeps_whole: bool = True,
     ) -> None:
+        check_type("model (policy.model of a policy)", model, (PreTrainedModel, PeftModel), error=TrainingError)
+        check_type("config", config, LearnerConfig, error=TrainingError)
         check_head(model)
         if config.compute.share_prefixes:
             check_trees(model)
@@ -438,6 +451,7 @@ class Engine(BaseEngine):
 
     def _score_rows(self, samples: Sequence[TrainingSample], scorer: nn.Module, output: int) -> list[np.ndarray]:
         """Return one of the scorer's outputs per row, without a gradient."""
+        samples = check_rows(samples)
         rows_by_index: list[tuple[int, np.ndarray]] = []
         with torch.no_grad():
             for part, trees, is_live in self._assign_microbatches(samples):
@@ -499,6 +513,7 @@ class Engine(BaseEngine):
             reference, and with a value head its loss; `old_p99` and `old_max` of |log ratio|; the largest |ratio - 1|
             (`ratio_deviation`); `rows_without_weight`.
         """
+        samples = check_rows(samples)
         rows_given = len(samples)
         samples = [sample for sample in samples if has_weight(sample)]
         totals: dict[str, float] = dict.fromkeys(["loss", *LOSS_SUMS], 0.0)

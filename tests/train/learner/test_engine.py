@@ -16,6 +16,7 @@ from tiny import tiny_model, tiny_policy
 from memalpha.config import TrainConfig
 from memalpha.errors import PolicyError, TrainingError
 from memalpha.train.data.samples import cross_entropy_sample, pack, policy_gradient_sample, split_micro_batches
+from memalpha.train.learner.async_engine import Learner
 from memalpha.train.learner.engine import Engine, normalize, scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings, loss_sum
 from memalpha.train.learner.token_logprobs import head_logprobs
@@ -240,3 +241,26 @@ def test_padding_stays_under_five_percent(tokens, count, low, high):
     assert all(len(part) * max(rows[i].length for i in part) <= tokens for part in parts if len(part) > 1)
     together = sum(row.length for row in rows) / min(tokens, sum(row.length for row in rows))
     assert len(parts) <= 2 * together + 20 * np.log(high / low), "no more micro-batches than lengths ask for"
+
+
+def test_other_objects_are_refused_in_words():
+    policy = tiny_policy()
+    for model in ("tiny", policy):
+        with pytest.raises(
+            TrainingError, match=r"model \(policy.model of a policy\) .*PreTrainedModel or PeftModel is"
+        ):
+            Engine(model, config())
+    with pytest.raises(TrainingError, match="config None: LearnerConfig is needed"):
+        Engine(policy.model, None)
+    engine = Engine(policy.model, config())
+    for rows in (["a"], "a", None, [None]):
+        for call in (
+            engine.forward,
+            engine.forward_backward,
+            engine.normalized,
+            Learner(engine, inline=True).normalized,
+        ):
+            with pytest.raises(TrainingError, match="a list of TrainingSample is needed"):
+                call(rows)
+    with pytest.raises(TrainingError, match="Engine is needed"):
+        Learner(policy)
