@@ -14,7 +14,7 @@ from memalpha.arguments import counted
 from memalpha.cli.options import AsJson, WriterSettings, parse_writer_settings, print_result, to_json_value
 from memalpha.config import AgentConfig, ReaderConfig, parse_overrides
 from memalpha.errors import ConfigError
-from memalpha.policy.base import BilledPolicy, Policy
+from memalpha.policy.base import BilledPolicy, Policy, format_bill
 from memalpha.qa.progress import show_progress
 from memalpha.tasks.catalog import get_data_set, list_data_sets, loader_options
 from memalpha.tasks.formats.chats import count_left_out
@@ -254,7 +254,7 @@ def write(
     """
     from memalpha.agent.prompts import prompted_config
     from memalpha.policy.load import load_policy
-    from memalpha.qa.reader import load_reader
+    from memalpha.qa.reader import PolicyReader, load_reader
     from memalpha.qa.teacher import NO_CALL, RowsFile, load_teacher, write_rows
 
     teacher = load_teacher(policy, _parse_price(price))
@@ -303,7 +303,8 @@ def write(
         )
     value = {"path": str(out), "rows": rows, "conversations": len(results), "reasons": dict(reasons)}
     value |= {"written_again": file.repeated}
-    print_result(value | _bill(teacher), as_json, "\n".join([*lines, *_format_bill(teacher)]))
+    policies = [teacher, answers.policy] if isinstance(answers, PolicyReader) else [teacher]
+    print_result(value | _bill(teacher), as_json, "\n".join([*lines, *_format_bills(*policies)]))
     if not rows and results:
         raise typer.Exit(1)
 
@@ -347,7 +348,7 @@ def ask(
         typer.Exit: No question was kept (exit code 1).
     """
     from memalpha.qa.questions import UNREADABLE, Asker, ask_file
-    from memalpha.qa.reader import load_reader
+    from memalpha.qa.reader import PolicyReader, load_reader
     from memalpha.qa.teacher import load_teacher
 
     teacher = load_teacher(policy, _parse_price(price))
@@ -378,7 +379,8 @@ def ask(
     ]
     value = {"path": str(out), "tasks": len(tasks), "chunks": len(results), "questions": len(made)}
     value |= {"at_end": at_end, "dropped": dict(reasons), "asked_again": asker.repeated}
-    print_result(value | _bill(teacher), as_json, "\n".join([*lines, *_format_bill(teacher)]))
+    policies = [teacher, asker.reader.policy] if isinstance(asker.reader, PolicyReader) else [teacher]
+    print_result(value | _bill(teacher), as_json, "\n".join([*lines, *_format_bills(*policies)]))
     if not made:
         raise typer.Exit(1)
 
@@ -398,16 +400,10 @@ def _bill(policy: Policy) -> dict[str, Any]:
     return {"bill": policy.statistics()} if isinstance(policy, BilledPolicy) else {}
 
 
-def _format_bill(policy: Policy) -> list[str]:
-    """Format what an endpoint's answers of this call cost; [] for a policy without a bill."""
-    if not isinstance(policy, BilledPolicy):
-        return []
-    bill = policy.statistics()
-    cost = "" if bill["cost"] is None else f", {bill['cost']:,.2f} in the unit of --price"
-    return [
-        f"{bill['paid']:,} answers of {policy.name}: {bill['prompt_tokens']:,} prompt tokens, "
-        f"{bill['completion_tokens']:,} generated{cost}"
-    ]
+def _format_bills(*policies: Policy) -> list[str]:
+    """Format what the answers of this call cost, for each policy behind an endpoint."""
+    billed = [policy for policy in dict.fromkeys(policies) if isinstance(policy, BilledPolicy)]
+    return [format_bill(policy.name, policy.statistics()) for policy in billed]
 
 
 def _status(text: str) -> AbstractContextManager[object]:

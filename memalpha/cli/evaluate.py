@@ -12,6 +12,7 @@ import typer
 from memalpha.cli.options import AsJson, Overrides, print_result, to_json_value, write_page
 from memalpha.config import JudgeConfig, build_config, merge, parse_overrides
 from memalpha.errors import DataError
+from memalpha.policy.base import format_bill
 from memalpha.qa.progress import show_progress
 
 if TYPE_CHECKING:
@@ -204,9 +205,5 @@ def check_judge(
     lines = [header, *(format_row(name, metrics) for name, metrics in rows.items())]
     if result["disagreed"]:
         lines.append(f"disagreed on: {', '.join(item['id'] for item in result['disagreed'])}")
-    for name, usage in result["statistics"].items():
-        if "paid" in usage:
-            cost = "" if usage["cost"] is None else f", cost {usage['cost']:.4f}"
-            tokens = f"{usage['prompt_tokens']} + {usage['completion_tokens']} tokens"
-            lines.append(f"{name}: {usage['paid']} answers paid, {usage['cached']} from the cache, {tokens}{cost}")
+    lines += [format_bill(name, bill) for name, bill in result["statistics"].items() if "paid" in bill]
     print_result(result, as_json, "\n".join(lines))

@@ -9,8 +9,9 @@ The noise of sampling depends on a request's key alone, whatever the batches and
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from memalpha.arguments import brief_repr, check_count, is_finite_number, is_own
@@ -151,6 +152,16 @@ class BilledPolicy(Policy, Protocol):
     def statistics(self) -> dict[str, Any]:
         """Return the usage so far (`policy.endpoint.Bill`)."""
         ...
+
+
+def format_bill(name: str, bill: Mapping[str, Any]) -> str:
+    """Format what the answers of an endpoint cost, from its `Bill`, and how many of them refuse."""
+    refused = f", {bill['refused']:,.0f} refused (`message.refusal`) and taken as they are" if bill["refused"] else ""
+    return (
+        f"{name}: {bill['paid']:,.0f} answers paid, {bill['cached']:,.0f} from the cache, "
+        f"{bill['prompt_tokens']:,.0f} + {bill['completion_tokens']:,.0f} tokens{refused}"
+        + ("" if bill["cost"] is None or math.isnan(bill["cost"]) else f", cost {bill['cost']:,.4f}")
+    )
 
 
 def is_endpoint(policy: Policy) -> bool:

@@ -20,6 +20,7 @@ from typing import Any
 
 from memalpha.config import EvalConfig
 from memalpha.errors import ConfigError
+from memalpha.policy.base import format_bill
 from memalpha.qa.memory_reward import conversation_tokens, count_changes_by_id, memory_tokens
 from memalpha.qa.scoring.judge import UnjudgedAnswer
 from memalpha.store.memory import html_table
@@ -496,13 +497,7 @@ def format_bills(reports: Sequence[Report]) -> list[str]:
                 for key in _BILLED:
                     count = bill.get(key, 0)  # summaries from before `refused` was counted lack it
                     total[key] += math.nan if count is None else count
-    return [
-        f"{name}: {total['paid']:,.0f} answers paid, {total['cached']:,.0f} from the cache, "
-        f"{total['prompt_tokens']:,.0f} + {total['completion_tokens']:,.0f} tokens"
-        + (f", {total['refused']:,.0f} refused (`message.refusal`) and taken as they are" if total["refused"] else "")
-        + ("" if math.isnan(total["cost"]) else f", cost {total['cost']:,.4f}")
-        for name, total in totals.items()
-    ]
+    return [format_bill(name, total) for name, total in totals.items()]
 
 
 def save_results(folder: Path, reports: Sequence[Report], source: Mapping[str, Any]) -> None:

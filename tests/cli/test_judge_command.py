@@ -9,6 +9,8 @@ from hostile import HostileServer
 from typer.testing import CliRunner
 
 from memalpha.cli.main import app
+from memalpha.tasks.formats.jsonl import save_jsonl
+from memalpha.types import Task
 
 LABELS = """\
 {"id": "a", "question": "q?", "gold": ["Rome"], "prediction": "Rome", "label": 1}
@@ -43,6 +45,23 @@ def test_judge_check_prints_agreement_and_cost(tmp_path):
             shipped["items"] > 40
             and shipped["statistics"][server.name]["paid"] == shipped["statistics"][server.name]["asked"]
         )
+
+
+def test_judges_and_teachers_are_said_to_refuse(tmp_path, memalpha):
+    (tmp_path / "labels.jsonl").write_text(LABELS)
+    question = {"id": "q", "question": "Where?", "answers": ["Rome"]}
+    chunks = ({"index": 0, "text": "I live in Rome."},)
+    save_jsonl([Task(id="a", chunks=chunks, questions=(question,))], tmp_path / "asked.jsonl")
+    save_jsonl([Task(id="a", chunks=chunks)], tmp_path / "tasks.jsonl")
+    with HostileServer(lambda prompt, body: {"role": "assistant", "content": None, "refusal": "I can't."}) as server:
+        results = [
+            memalpha("judge", "check", tmp_path / "labels.jsonl", "--judge", server.name)[1],
+            *(
+                memalpha("data", verb, tmp_path / name, "--policy", server.name, "--out", tmp_path / f"{verb}.jsonl")[1]
+                for verb, name in (("ask", "tasks.jsonl"), ("write", "asked.jsonl"))
+            ),
+        ]
+    assert all(" refused (`message.refusal`)" in output for output in results), results
 
 
 def test_invalid_arguments_are_refused(tmp_path):

@@ -178,7 +178,7 @@ def test_the_command_makes_a_task_file_from_a_chat(tmp_path, memalpha):
         options = ("--split", 2, "--price", "1000000,0", "--out", tmp_path / "questions.jsonl")
         code, out, _ = memalpha("data", "ask", chat, "--policy", name, *options)
     assert code == 0 and "3 questions about 2 of 2 conversations" in out
-    assert "3 asked at the end" in out and "in the unit of --price" in out
+    assert "3 asked at the end" in out and "tokens, cost " in out
     assert [task.id for task in load_tasks(tmp_path / "questions.jsonl")] == ["chat-0", "chat-1"]
     files = (tmp_path / "questions.jsonl", tmp_path / "train.jsonl")
     assert memalpha("data", "prepare", *files, "--held-out", tmp_path / "held-out.jsonl")[0] == 0
