@@ -1,18 +1,46 @@
-"""Texts of files and pipes: UTF-8 with or without a byte order mark, or UTF-16 with one; nothing is guessed."""
+"""Texts of files and pipes: UTF-8 with or without a byte order mark, or UTF-16 with one; nothing is guessed.
+
+`lock_folder` keeps a second process from writing to the same files.
+"""
 
 from __future__ import annotations
 
 import codecs
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from memalpha.errors import DataError
+from memalpha.errors import DataError, MemalphaError
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """Byte order marks of UTF-16."""
 ZIP = b"PK\x03\x04"
 """First bytes of a zip archive."""
+
+
+@contextmanager
+def lock_folder(folder: Path, user: str, error: type[MemalphaError]) -> Iterator[None]:
+    """Keep other processes that call this out of a folder.
+
+    Args:
+        folder: An existing folder.
+        user: Who else may hold it, for the error.
+        error: Raised if somebody does, or if the folder cannot be written.
+    """
+    import fcntl  # Windows has none
+
+    try:
+        file = (folder / ".lock").open("a")  # never deleted: two processes could lock two files
+    except OSError as problem:
+        raise error(f"out: cannot write to {folder}: {problem.strerror}") from problem
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as held:
+            raise error(f"{folder} is in use by {user}: wait for it, or name another out") from held
+        yield
 
 
 def read_text(path: Path, *, keep_line_ends: bool = False) -> str:

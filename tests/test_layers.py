@@ -84,7 +84,7 @@ OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
     "wandb",
 }
 """Heavy or optional libraries: functions may import them."""
-PLATFORM_LIBRARIES = {"resource", "select"}
+PLATFORM_LIBRARIES = {"fcntl", "resource", "select"}
 """Modules of Python that some systems lack."""
 LAZY_IMPORTS = {
     "memalpha": "public names load on first use",

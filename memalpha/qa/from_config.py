@@ -41,6 +41,7 @@ from memalpha.store.schema import load_schema
 from memalpha.tasks.catalog import MODULES, get_data_set
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.load import load_evaluation_tasks, load_tasks
+from memalpha.text_files import lock_folder
 from memalpha.types import Task
 
 MARKER = ".unfinished"
@@ -219,11 +220,18 @@ def run_evaluation(config: EvalConfig) -> list[Report]:
         config: Benchmark, systems, reader, metric, budget.
 
     Raises:
-        ConfigError: The benchmark is unknown or lacks its file, or `out` holds other systems on other tasks.
+        ConfigError: The benchmark is unknown or lacks its file, `out` holds other systems on other tasks, or another
+            evaluation writes there.
     """
-    if config.out is not None:
-        check_names(config.systems)
-    folder = None if config.out is None else make_result_folder(config.out)
+    if config.out is None:
+        return _run_evaluation(config, None)
+    check_names(config.systems)
+    folder = make_result_folder(config.out)
+    with lock_folder(folder, "another evaluation", ConfigError):
+        return _run_evaluation(config, folder)
+
+
+def _run_evaluation(config: EvalConfig, folder: Path | None) -> list[Report]:
     tasks = load_config_tasks(config)
     if config.benchmark == "tasks":
         config, default_metric, note = with_default_reader(config, tasks)

@@ -18,6 +18,7 @@ from memalpha.qa import from_config
 from memalpha.qa.from_config import MARKER, REPLIES, run_evaluation
 from memalpha.qa.progress import SECONDS, line_progress
 from memalpha.qa.systems import EmptySystem
+from memalpha.text_files import lock_folder
 
 TASK = {
     "id": "ana",
@@ -144,6 +145,13 @@ def test_a_damaged_report_is_named(settings, tmp_path):
     (tmp_path / "run" / "eval" / "rag.jsonl").write_text("{", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"cannot be read.*remove .*\.unfinished"):
         run_evaluation(settings())
+
+
+def test_two_evaluations_do_not_share_a_folder(settings, tmp_path):
+    run_evaluation(settings())
+    with lock_folder(tmp_path / "run" / "eval", "a test", ConfigError), pytest.raises(ConfigError, match="another out"):
+        run_evaluation(settings())
+    assert run_evaluation(settings())
 
 
 def test_the_command_says_how_to_resume(settings, tmp_path):

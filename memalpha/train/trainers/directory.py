@@ -19,14 +19,13 @@ writes whole tensors, so checkpoints of several processes equal those of one. Wh
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from uuid import uuid4
 
 import torch
@@ -42,6 +41,7 @@ from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.base import ADAPTER_CONFIG
 from memalpha.policy.load import resolve_checkpoint
 from memalpha.policy.transformers import TransformersPolicy
+from memalpha.text_files import lock_folder
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, shard_like
 from memalpha.train.learner.engine import BaseEngine
 
@@ -201,15 +201,13 @@ class RunDirectory:
     def __init__(self, path: Path, world: World = SINGLE_PROCESS) -> None:
         self.path, self.world = path, world
         self.data: str | None = None
-        self._lock_file: IO[str] | None = None
+        self._lock = ExitStack()
 
     def __enter__(self) -> RunDirectory:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._lock_file is not None:
-            self._lock_file.close()
-            self._lock_file = None
+        self._lock.close()
 
     # ------------------------------------------------------------------------------------------------------- the lock
 
@@ -251,15 +249,7 @@ class RunDirectory:
             CheckpointError: Another run holds the lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
-        file = (self.path / ".lock").open("a")  # never deleted: two processes could lock two files
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.close()
-            raise CheckpointError(
-                f"{self.path} is in use by another training process: wait for it, or name another out"
-            ) from error
-        self._lock_file = file
+        self._lock.enter_context(lock_folder(self.path, "another training process", CheckpointError))
 
     # ------------------------------------------------------------------------------------------------------- settings
 
