@@ -107,7 +107,9 @@ def limited_protocol(limit: int, head_seconds: float = HEAD_SECONDS) -> type[H11
         def data_received(self, data: bytes) -> None:
             for start in range(0, len(data), AHEAD_BYTES):
                 super().data_received(data[start : start + AHEAD_BYTES])
-                if len(self.conn.trailing_data[0]) > AHEAD_BYTES and not self.transport.is_closing():
+                if self.transport.is_closing():  # an unreadable head was refused: no rest is awaited
+                    return
+                if len(self.conn.trailing_data[0]) > AHEAD_BYTES:
                     self.close_late()
                     return
             self._look()

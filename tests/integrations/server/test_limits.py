@@ -117,6 +117,13 @@ def test_an_endless_refused_body_is_not_read_for_long(monkeypatch):
         assert client.recv(4096).startswith(b"HTTP/1.1 413")
 
 
+def test_a_head_that_is_too_long_is_refused_once(caplog) -> None:
+    with serving() as (_, _, port), ExitStack() as stack:
+        client = connect(stack, port, b"GET /" + b"x" * 70_000)
+        assert client.recv(4096).startswith(b"HTTP/1.1 400") and is_closed(client)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
 def test_half_requests_leave_room_for_whole_ones_and_are_ended():
     with serving() as (_, url, port), ExitStack() as stack:
         halves = [connect(stack, port, HALF) for _ in range(5 * LIMIT)]
