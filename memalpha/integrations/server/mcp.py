@@ -197,7 +197,7 @@ def read_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> d
     """Return a tool's arguments as models mean them.
 
     A number, list or object that is given as text is read, a number where a text belongs becomes text, and an optional
-    argument that is null or blank counts as not given.
+    argument that is null, blank or an empty list or object counts as not given.
 
     Args:
         arguments: Arguments as they came.
@@ -206,7 +206,7 @@ def read_arguments(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> d
     meant = {}
     for name, value in arguments.items():
         kind = schema["properties"].get(name, {}).get("type")
-        is_blank = value is None or (isinstance(value, str) and not value.strip())
+        is_blank = value is None or value in ([], {}) or (isinstance(value, str) and not value.strip())
         if is_blank and name in schema["properties"] and name not in schema.get("required", ()):
             continue
         if isinstance(value, str) and kind in _TYPES:
@@ -320,7 +320,7 @@ def read_line(line: bytes) -> tuple[str, types.JSONRPCError | None]:
     What is not UTF-8, and half of a surrogate pair, becomes U+FFFD. The error has the id of the message, or of the
     beginning of one, if it can be read.
     """
-    text = line.decode("utf-8", "replace").strip()
+    text = line.decode("utf-8", "replace").removeprefix("\ufeff").strip()
     if not text:
         return "", None
     value: Any = None
@@ -329,6 +329,8 @@ def read_line(line: bytes) -> tuple[str, types.JSONRPCError | None]:
         if "\\u" in text:
             text = _HALVES.sub("\ufffd", json.dumps(value, ensure_ascii=False))
         types.jsonrpc_message_adapter.validate_json(text, by_name=False)
+        if isinstance(value, dict) and not isinstance(value.get("id", ""), str | int):
+            raise ValueError("the SDK would take it for a notification, which nobody answers")
     except (ValueError, RecursionError):
         code, fault = types.INVALID_REQUEST, "no message of JSON-RPC 2.0"
         if value is None:
