@@ -485,6 +485,11 @@ def _format_check(result: DataCheck) -> list[str]:
         for key in ("faulty", "leaked", "made")
         if evidence[key]
     ]
+    if result.backwards:
+        lines.append(
+            f"dates      run backwards in {counted(len(result.backwards), 'task')} ({result.backwards[0]}): chunks are "
+            "read as they stand, so sort them, unless they are meant so"
+        )
     if result.counts["tasks"] and not result.counts["questions"]:
         lines.append(f"no question: memalpha data ask {result.name} --policy POLICY --out questions.jsonl makes some")
     if 0 < result.counts["tasks"] < FEW_TASKS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from memalpha.tasks.formats.chats import count_left_out
 from memalpha.tasks.formats.files import check_selection, compute_sha256
 from memalpha.tasks.formats.jsonl import find_problems
 from memalpha.tasks.load import load_tasks
-from memalpha.types import Task
+from memalpha.types import Task, is_iso_time, parse_iso_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,7 @@ class DataCheck:
         elsewhere: Ids (task, question) of questions whose evidence has none of their answers word for word: a count, an
             answer in other words, or a wrong turn.
         left_out: What exported chats lost, by kind: media, notices, deleted messages, tool calls, edited branches.
+        backwards: Ids of tasks with a chunk of an earlier day than a chunk before it; a writer reads it as news.
         problems: Faults of this copy, to be mended.
         faults: Known faults of the official files.
     """
@@ -66,6 +68,7 @@ class DataCheck:
     evidence: dict[str, int]
     elsewhere: tuple[tuple[str, str], ...]
     left_out: dict[str, int]
+    backwards: tuple[str, ...]
     problems: tuple[str, ...]
     faults: tuple[str, ...]
 
@@ -163,7 +166,14 @@ def _build_report(
     problem_texts += [f"task {id!r} occurs twice: ids are unique" for id in repeated]
     evidence, elsewhere = _evidence(tasks)
     left_out = count_left_out(tasks)
-    return DataCheck(name, variant, files, counts(tasks), evidence, elsewhere, left_out, tuple(problem_texts), faults)
+    backwards = tuple(task.id for task in tasks if _runs_backwards(task))
+    problems = tuple(problem_texts)
+    return DataCheck(name, variant, files, counts(tasks), evidence, elsewhere, left_out, backwards, problems, faults)
+
+
+def _runs_backwards(task: Task) -> bool:
+    times = [chunk.timestamp for chunk in task.chunks if chunk.timestamp and is_iso_time(chunk.timestamp)]
+    return any(parse_iso_time(later).date() < parse_iso_time(time).date() for time, later in pairwise(times))
 
 
 def _evidence(tasks: Sequence[Task]) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:

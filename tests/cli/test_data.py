@@ -69,6 +69,14 @@ def test_check_of_valid_files_exits_with_0(data, tmp_path):
     assert counts["longest_chunk"] <= 20 and counts["tasks"] == 2
 
 
+def test_check_names_conversations_whose_days_run_backwards(data, tmp_path):
+    days = {"a": ("2025-03-03", "2025-03-03T09:00:00Z", "2025-03-03"), "b": ("2025-03-03", None, "2025-02-10")}
+    chunks = {id: [{"timestamp": day, "text": "x"} for day in times] for id, times in days.items()}
+    tasks = [json.dumps({"id": id, "chunks": chunks[id], "questions": []}) for id in days]
+    (tmp_path / "tasks.jsonl").write_text("\n".join(tasks), encoding="utf-8")
+    assert "dates      run backwards in 1 task (b)" in data("check", tmp_path / "tasks.jsonl")[1]
+
+
 def test_prepare_says_how_many_tasks_are_held_out(data, tmp_path):
     words = ["prepare", "babi", tmp_path / "train.jsonl", "limit=5", "chunk_tokens=20"]
     code, out, _ = data(*words, "--held-out", tmp_path / "held-out.jsonl")
