@@ -7,7 +7,8 @@ calls, tool results, thoughts and media inside a message. The speaker of a turn 
 Of **ChatGPT and Claude**, `conversations.json` is read: a task for each conversation. Read are the words of the user
 and of the assistant, on the branch that the app shows. Left out are hidden and system messages, tool calls and their
 results, thoughts, images and attached files. Times are UTC. Neither company publishes the format and both extend it, so
-unknown fields and kinds of content are skipped; what is needed must be there.
+unknown fields and kinds of content are skipped; what is needed must be there. No store holds a NUL or half of an emoji:
+each becomes U+FFFD.
 
 **WhatsApp** on a phone writes two forms: `[24/05/2024, 21:05:09] Ana: text` (iOS) and `24/05/2024, 21:05 - Ana: text`
 (Android). Order, separators, seconds and the 12-hour clock follow the phone's language. A line without such a head
@@ -16,8 +17,8 @@ media. Whether the day or the month comes first is decided over the whole file: 
 the messages. If both readings fit, the file is refused, and `dates=` says which holds.
 
 What an export loses is counted in `Task.meta["left_out"]`: media, deleted messages, notices of WhatsApp, calls of
-tools, and edited branches, which are replies and questions that were replaced by others. WhatsApp names media and
-deleted messages in the phone's language; where that is not English, most of them count as notices.
+tools, and edited branches, which are replies and questions that were replaced by others. WhatsApp names media, deleted
+and edited messages in the phone's language. Nine languages are known; on an iPhone the others count as notices.
 """
 
 from __future__ import annotations
@@ -202,6 +203,7 @@ _SPEAKERS = {"human": "user", "assistant": "assistant"}
 _WORDS = ("text", "voice_note")
 """Types of Claude's blocks that hold words of the conversation: written or spoken."""
 _CITATION = re.compile("\ue200[^\ue200\ue201]*\ue201")
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def load_assistant_export(value: object, path: Path, size: int = CHUNK, *, exact_times: bool = False) -> list[Task]:
@@ -235,9 +237,10 @@ def load_assistant_export(value: object, path: Path, size: int = CHUNK, *, exact
         if not isinstance(id, str) or not id.strip():
             name = "conversation_id" if source == "chatgpt" else "uuid"
             raise DataError(f"{location}.{name}: is missing: every conversation needs an id")
-        chunks = pack_days(utterances, timestamp=start, size=size, exact_times=exact_times)
+        texts = ((speaker, _NO_TEXT.sub("\ufffd", text), time) for speaker, text, time in utterances)
+        chunks = pack_days(texts, timestamp=start, size=size, exact_times=exact_times)
         meta: dict[str, Any] = {"source": source}
-        meta |= {"title": title} if isinstance(title, str) and title.strip() else {}
+        meta |= {"title": _NO_TEXT.sub("\ufffd", title)} if isinstance(title, str) and title.strip() else {}
         meta |= _left_out_meta(left_out)
         if chunks:
             if id in tasks:
@@ -588,9 +591,9 @@ OTHER_TEXTS = (
 _MARKS = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _SPACES = re.compile("[\u00a0\u2009\u202f]")
 _MOMENT = (
-    r"(?P<first>\d{1,4})(?P<separator>[./-]) ?(?P<second>\d{1,2})(?P=separator) ?(?P<third>\d{1,4})\.?[,،]? (?:klo )?"
-    r"(?P<before>오전|오후|午前|午後|上午|下午|凌晨|清晨|早上|中午|晚上)? ?(?P<hour>\d{1,2})[:.](?P<minute>\d{2})"
-    r"(?:[:.](?P<seconds>\d{2}))?(?: ?(?P<after>[ap]\.? ?m\.?|[πμ]\.?μ\.?|[صم]))?"
+    r"(?P<first>\d{1,4})(?P<separator>[./-]) ?(?P<second>\d{1,2})(?P=separator) ?(?P<third>\d{1,4})\.?"
+    r"(?: \u0433\.| à)?[,،]? (?:klo )?(?P<before>오전|오후|午前|午後|上午|下午|凌晨|清晨|早上|中午|晚上)? ?"
+    r"(?P<hour>\d{1,2})[:.](?P<minute>\d{2})(?:[:.](?P<seconds>\d{2}))?(?: ?(?P<after>[ap]\.? ?m\.?|[πμ]\.?μ\.?|[صم]))?"
 )
 _MORNING = ("a", "π", "ص", "오전", "午前", "上午", "凌晨", "清晨", "早上")
 """How the names of hours before noon begin; those of the others are afternoon or evening, or noon itself."""
@@ -598,8 +601,25 @@ _HEADS = tuple(re.compile(form % _MOMENT, re.IGNORECASE) for form in (r"\[%s\] ?
 _NAME = re.compile('([^:"\u201c\u201d\u201e\u00ab\u00bb]{1,80}):(?: |$)')
 _APP_NOTE = re.compile("[ \n]?\u200e<[^<>\n]*>$")
 _ATTACHED = re.compile(r"[ \n]?\u200e<[^<>\n]*:[^<>\n]*>$")
-_DELETED = re.compile(r"<?(?:this message was|you) deleted(?: this message)?\.?>?", re.IGNORECASE)
-_MEDIA = re.compile(r"<[^<>\n]{3,40}>|(?-i:null)|.{1,200} \(file attached\)", re.IGNORECASE)
+# Android marks none of the app's words, in no language.
+_DELETED = re.compile(
+    r"<?(?:(?:this message was|you) deleted(?: this message)?|diese nachricht wurde gelöscht|du hast diese nachricht "
+    r"gelöscht|(?:se eliminó|eliminaste) este mensaje|este mensaje fue eliminado|ce message a été supprimé|vous avez "
+    r"supprimé ce message|questo messaggio è stato eliminato|hai eliminato questo messaggio|(?:esta )?mensagem "
+    r"(?:foi )?apagada|(?:você )?apagou esta mensagem|dit bericht is verwijderd|(?:u hebt|je hebt|u heeft) dit bericht "
+    r"verwijderd|данное сообщение удалено|вы удалили данное сообщение|bu mesaj silindi|bu mesaj\u0131 sildiniz)\.?>?",
+    re.IGNORECASE,
+)
+_EDITED = re.compile(
+    r" <(?:this message was edited|diese nachricht wurde bearbeitet|se editó este mensaje|ce message a été modifié|"
+    r"questo messaggio è stato modificato|(?:esta )?mensagem (?:foi )?editada|dit bericht is bewerkt|(?:данное )?"
+    r"сообщение изменено|bu mesaj düzenlendi)\.?>$",
+    re.IGNORECASE,
+)
+_MEDIA = re.compile(
+    r"<[^<>\n]{3,40}>|(?-i:null)|.{1,200} \(file attached\)|(?-i:[A-Z]{3})-\d{8}-WA\d{4}\.\w+ \(.{3,40}\)",
+    re.IGNORECASE,
+)
 _OMITTED = re.compile(r".{1,80} omitted", re.IGNORECASE)
 
 
@@ -700,7 +720,7 @@ def _read_message(text: str, left_out: Counter[str]) -> tuple[str, str]:
     if lines and (kind := _placeholder_kind(lines[0].strip(), is_of_app=False)):
         left_out[kind] += 1
         del lines[0]
-    return name[1].strip(), "\n".join(lines).strip().removesuffix(" <This message was edited>")
+    return _SPACES.sub(" ", name[1]).strip(), _EDITED.sub("", "\n".join(lines).strip())
 
 
 def _placeholder_kind(line: str, *, is_of_app: bool = True) -> str | None:

@@ -95,6 +95,13 @@ def test_the_branch_that_chatgpt_shows(tmp_path):
     assert read_chunks(tmp_path / "conversations.json", None)[0].turns[0].text == "I moved to Porto."
 
 
+def test_what_no_store_can_hold_is_replaced(tmp_path) -> None:
+    nodes = {"a": node(None, "user", "Tom\0 is \ud83d grey")}
+    [task] = read(tmp_path, [chatgpt(nodes, "a", title="\ud83d")])
+    assert turns(task) == [("0.0", "user", "Tom\ufffd is \ufffd grey")] and task.meta["title"] == "\ufffd"
+    assert read(tmp_path, [claude(said("human", "Tom\0"))])[0].chunks[0].turns[0].text == "Tom\ufffd"
+
+
 def test_the_branch_that_claude_shows(tmp_path):
     blocks = [
         {"type": "thinking", "thinking": "hm"},

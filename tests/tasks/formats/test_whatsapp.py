@@ -77,6 +77,8 @@ def test_a_chat_of_an_android_phone(tmp_path):
         ("\u200f٢٤/٥/٢٠٢٤، ٣:٤٥ م - ", "2024-05-24T15:45"),  # noqa: RUF001
         ("24/5/24, 3:45 π.μ. - ", "2024-05-24T03:45"),
         ("24/5/2567 15:45 - ", "2024-05-24T15:45"),
+        ("24.05.2024 \u0433., 15:45 - ", "2024-05-24T15:45"),
+        ("24/05/2024 à 15:45 - ", "2024-05-24T15:45"),
     ],
 )
 def test_heads_of_other_languages(tmp_path, head, time):
@@ -198,6 +200,14 @@ def test_a_folder_of_chats_is_a_task_for_each_file(tmp_path, memalpha):
         file.unlink()
     with pytest.raises(DataError, match="dates belongs to chats exported as text"):
         load_tasks(folder, dates="day-first")
+
+
+def test_words_of_the_app_in_other_languages_are_nobody_s(tmp_path) -> None:
+    deleted = ("Diese Nachricht wurde gelöscht.", "Se eliminó este mensaje.", "Mensagem apagada", "Bu mesaj silindi")
+    deleted += ("Ce message a été supprimé", "Hai eliminato questo messaggio", "Данное сообщение удалено")
+    texts = (*deleted, "IMG-20240524-WA0001.jpg (Datei angehängt)\nUnser Hotel", "Um acht <Se editó este mensaje.>")
+    turns = chat(tmp_path, "".join(f"24/05/2024, 21:05 - ~{NNBSP}Ana: {text}\n" for text in texts))
+    assert [turn[1:] for turn in turns] == [("~ Ana", "Unser Hotel"), ("~ Ana", "Um acht")]
 
 
 def test_what_is_left_out_is_counted(tmp_path, memalpha):
