@@ -43,6 +43,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.errors import PolicyError
 from memalpha.policy.base import shared_length
+from memalpha.policy.chat.template import check_shown
 from memalpha.policy.chat.text import break_control_tokens, special_token_pattern
 from memalpha.policy.model_files import (
     add_adapter,
@@ -260,6 +261,7 @@ def encode_row(
             tokenizer.apply_chat_template(messages, tools=chat_tools, add_generation_prompt=add_prompt, tokenize=False)
             for messages, add_prompt in ((chat, True), (whole_chat, False))
         ]
+        check_shown(chat, str(texts[1]))
         prompt_ids, row_ids = (_ids(tokenizer, str(text), special=False) for text in texts)
     cut = min(shared_length(prompt_ids, row_ids), len(row_ids) - 1)
     return tuple(row_ids[:cut]), tuple(row_ids[cut:])

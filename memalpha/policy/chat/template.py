@@ -88,7 +88,7 @@ class ChatTemplate:
             template_kwargs: further arguments of the template; they override the thinking switch.
 
         Raises:
-            PolicyError: if the template refuses the messages.
+            PolicyError: if the template refuses the messages, or leaves one out.
         """
         native_tools = tools if tools and self.call_format != "text" else ()
         if tools and not native_tools:
@@ -102,6 +102,7 @@ class ChatTemplate:
         messages = [self._as_text(message) for message in messages]
         try:
             text = self._apply(self._adapted(messages), native_tools, arguments)
+            check_shown(messages, text)
         except _REFUSALS as error:
             raise PolicyError(f"the chat template of policy {self.name!r} refuses the prompt: {error}") from error
         if not thinking and _opens_thought(text):
@@ -343,6 +344,19 @@ class ChatTemplate:
         )
         assert isinstance(text, str)
         return text
+
+
+def check_shown(messages: Messages, text: str) -> None:
+    """Raise `TemplateError` if a message is not in the rendered text: many templates leave unknown roles out.
+
+    They may shorten replies by their thoughts, and write results of tools in another form.
+    """
+    for number, message in enumerate(messages):
+        role, content = message["role"], message.get("content")
+        if role == "assistant" or not isinstance(content, str) or content.strip() in text:
+            continue
+        if role != "tool" or max(re.findall("[A-Za-z0-9]+", content), key=len, default="") not in text:
+            raise TemplateError(f"it leaves out message {number} (role {role!r}): give it another role, such as user")
 
 
 def _opens_thought(text: str) -> bool:

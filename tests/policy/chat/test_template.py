@@ -146,6 +146,21 @@ def test_no_reply_raises(family, reply):
             parse_calls(parser.to_text(text, TOOLS, in_thought=in_thought))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("role", ["human", "tool"])
+def test_no_message_is_left_out_in_silence(family, role):
+    messages = [MESSAGES[1], {"role": "assistant", "content": "a"}, {"role": role, "content": '{"result": "weather"}'}]
+    try:
+        assert "weather" in chat_template(family).render(messages)
+    except PolicyError as error:
+        assert "refuses the prompt" in str(error)
+
+
+def test_a_role_that_a_template_leaves_out_is_named():
+    with pytest.raises(PolicyError, match=r"leaves out message 0 \(role 'human'\): give it another role"):
+        chat_template("qwen2_5").render([{"role": "human", "content": "hi"}])
+
+
 def test_special_tokens_in_a_users_message_stay_text():
     chat = chat_template("qwen3")
     special = {*chat.tokenizer.all_special_tokens} - {"<bos>"}
