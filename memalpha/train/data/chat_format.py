@@ -19,6 +19,7 @@ from memalpha.agent.parsing import from_openai
 from memalpha.agent.replies import format_calls, parse_reply
 from memalpha.errors import DataError, PolicyError
 from memalpha.policy.transformers import TransformersPolicy
+from memalpha.text_files import to_utf8
 from memalpha.types import ToolCall
 
 
@@ -38,6 +39,7 @@ class _Function(BaseModel):
     function: dict[str, Any]
 
 
+_SHOWN = ("role", "name", "content", "tool_calls")
 _MESSAGES = TypeAdapter(list[_Message])
 _TOOLS = TypeAdapter(list[_Function])
 
@@ -52,7 +54,7 @@ def read_lines(path: Path) -> list[tuple[str, bytes]]:
         DataError: The file cannot be read or has no such line.
     """
     try:
-        data = path.read_bytes()
+        data = to_utf8(path.read_bytes(), str(path))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
     lines = [(f"{path}:{line_number}", line) for line_number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
@@ -166,8 +168,14 @@ def format_message(message: Mapping[str, Any], source: str, form: str = "hermes"
         form: Form in which the policy writes tool calls (`reply_form`).
 
     Raises:
-        DataError: A tool call is invalid.
+        DataError: A tool call is invalid, or another field holds something, which no reply shows.
     """
+    others = [name for name, value in message.items() if name not in _SHOWN and value not in (None, "", [], {})]
+    if others:
+        raise DataError(
+            f"{source}.{others[0]}: what is learnt of a reply is its content and tool_calls: write it there (thoughts "
+            "into content, in <think> tags), or leave it out"
+        )
     calls = from_openai(message.get("tool_calls") or [])
     if any(call.error for call in calls):
         raise DataError(f"{source}.tool_calls: each is an object with a function of name and arguments")

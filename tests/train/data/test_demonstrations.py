@@ -258,6 +258,11 @@ USER, REPLY = {"role": "user", "content": "a"}, {"role": "assistant", "content":
             {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": {"name": "x", "arguments": "}"}}]}]},
             r"messages\[1\]\.tool_calls: each is an object",
         ),
+        *(
+            ({"messages": [USER, {**REPLY, field: value}]}, rf"messages\[1\]\.{field}: what is learnt of a reply")
+            for field, value in (("reasoning_content", "since"), ("weight", 0), ("function_call", {"name": "x"}))
+        ),
+        ({"messages": [USER, {**REPLY, "refusal": None, "name": "Bo"}]}, None),
         ({"messages": [USER, {"role": "assistant"}]}, r"messages\[1\]: the completion is empty"),
         ({"prompt": "a" * 4000, "completion": "b" * 200}, "4201 tokens with its prompt, policy .* takes 4096: shorten"),
     ],
@@ -270,6 +275,12 @@ def test_a_bad_line_is_named(tmp_path, line, told):
         return
     with pytest.raises(DataError, match=rf"mine\.jsonl:2: {told}"):
         load_rows(path, policy())
+
+
+def test_rows_in_utf_16_are_read(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "a", "completion": "\u00e9"}\n', encoding="utf-16")
+    [[row]] = load_rows(tmp_path / "mine.jsonl", policy())
+    assert said(row.completion_ids) == "\u00e9<|end|>"
 
 
 def test_a_template_s_own_refusal_is_passed_on(tmp_path):
