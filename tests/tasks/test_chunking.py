@@ -185,6 +185,7 @@ def test_a_json_list_is_read_one_item_at_a_time(tmp_path, monkeypatch):
         ('[{"a": 1}', r"no comma or '\]' after item 0"),
         ('[{"a": 1} {"a": 2}]', r"no comma or '\]' after item 0"),
         ('[1, {"a" 2, "b": "some more text to come here"}]', "item 1: not JSON"),
+        (f"[1, {'9' * 5000}]", "item 1: not JSON: Exceeds the limit"),
         ('[1, "open', "item 1: not JSON, or cut off: Unterminated"),
         ("[1] 2", "something follows"),
         ("[" * 100_000, "item 0"),
@@ -203,7 +204,7 @@ def test_errors_in_large_files_name_the_line_or_row(tmp_path):
     file.write_text('{"a": 1}\n\n{"a": \n')
     rows = iter_json_lines(file)
     assert next(rows) == (f"{file}:1", {"a": 1})
-    with pytest.raises(DataError, match=r"x\.jsonl:3: not a JSON value"):
+    with pytest.raises(DataError, match=r"x\.jsonl:3: not JSON"):
         next(rows)
     table = tmp_path / "x.csv"
     table.write_text('id,text\n1,"two\nlines"\n2\n')

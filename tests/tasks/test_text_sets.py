@@ -240,7 +240,7 @@ def test_missing_files_columns_and_names_are_refused(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("x")
     for name, message, more in (
         (tmp_path / "none.jsonl", "no such file", {}),
-        (tmp_path / "b.jsonl", "b.jsonl:1: not a JSON value", {}),
+        (tmp_path / "b.jsonl", "b.jsonl:1: not JSON", {}),
         (tmp_path / "c.txt", "files are .json", {}),
         (
             tmp_path / "a.jsonl",

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from memalpha.arguments import check_count, check_path, check_seed
 from memalpha.errors import DataError, install_command
-from memalpha.text_files import UTF_16, read_text
+from memalpha.text_files import UTF_16, parse_json, read_text
 from memalpha.types import Chunk, SpeakerTurn, Task
 
 try:
@@ -232,10 +232,7 @@ def iter_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
                 location = f"{path}:{number}"
                 if not line.strip():
                     continue
-                try:
-                    yield location, json.loads(line)
-                except (json.JSONDecodeError, RecursionError) as error:
-                    raise DataError(f"{location}: not a JSON value: {error}") from error
+                yield location, parse_json(line, location)
         except UnicodeDecodeError as error:
             raise DataError(f"{path}: not a text in UTF-8: {error}") from error
 
@@ -343,8 +340,8 @@ def _decode_item(buffer: str, stream: Any, path: Path, number: int) -> tuple[Any
                 raise DataError(f"{path}: item {number}: not JSON, or cut off: {error.msg}") from error
             buffer += extension
             continue
-        except RecursionError as error:
-            raise DataError(f"{path}: item {number}: nested too deeply") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, or too deep
+            raise DataError(f"{path}: item {number}: not JSON: {error}") from error
         if (
             isinstance(value, int | float)
             and end >= len(buffer) - 2
