@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.formats.files import CHUNK_TOKENS, pack_turns
+from memalpha.tasks.formats.files import CHUNK_TOKENS, build_task, pack_turns
 from memalpha.types import Chunk, Question, SpeakerTurn, Task, parse_iso_time
 
 CHUNK = CHUNK_TOKENS * 4
@@ -192,10 +192,7 @@ class TaskBuilder:
             raise DataError(f"{location}: holds no text: nothing to read")
         if not id.strip() or not all(question.id.strip() and question.question.strip() for question in question_tuple):
             raise DataError(f"{location}: an id, or the text or id of a question, is empty")
-        try:
-            return Task(id=id, chunks=tuple(self.chunks), questions=question_tuple, **fields)
-        except ValueError as error:
-            raise DataError(f"{location}: {error}") from error
+        return build_task(location, id=id, chunks=tuple(self.chunks), questions=question_tuple, **fields)
 
 
 def require_objects(value: Any, location: str) -> list[Mapping[str, Any]]:

@@ -194,7 +194,7 @@ def build_task(location: str, **fields: Any) -> Task:
     try:
         return Task(**fields)
     except ValidationError as error:
-        raise DataError(f"{location}: task {fields['id']!r}: {error.errors()[0]['msg']}") from error
+        raise DataError(f"{location}: task {fields['id']!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
 
 
 _BLOCK = 1 << 22
@@ -264,7 +264,7 @@ def iter_csv_rows(
                 line = rows.line_num + 1
                 if (row := next(rows, None)) is None:
                     return
-                if not row:
+                if not any(row):  # a spreadsheet writes the commas of rows that were emptied
                     continue
                 if len(row) != len(header):
                     raise DataError(f"{path}:{line}: {len(row)} fields, where the header has {len(header)}")
