@@ -142,7 +142,7 @@ def test_a_damaged_file_is_named(tmp_path) -> None:
     ("line", "message"),
     [
         ("{", "2: not JSON"),
-        ('{"category": "semantic", "text": "a"}', "2: text"),
+        ('{"category": "semantic", "text": "a"}', "2: text: no field of a line: there are seq, time"),
         ('{"category": "semantic", "content": 3}', "2: content"),
         ('{"category": "semantic", "content": ""}', "2: content is empty"),
         ('{"category": "semantic"}', "2: content"),
@@ -151,7 +151,7 @@ def test_a_damaged_file_is_named(tmp_path) -> None:
         ('{"kind": "delete", "id": "none"}', "2: no live entry"),
         ('{"kind": "forget", "id": "none"}', "2: kind"),
         ('{"time": "2024-01-01", "category": "semantic", "content": "a"}', "2: time"),
-        ('"a"', "2: line"),
+        ('"a"', "2: line: a JSON object is needed"),
         ('{"category": "semantic", "content": "\\ud800"}', "2: content"),
     ],
 )

@@ -184,7 +184,11 @@ def _parse_line(location: str, data: Any) -> _Line:
     except ValidationError as error:
         first_error = error.errors()[0]
         field = ".".join(map(str, first_error["loc"])) or "line"
-        raise DataError(f"{location}: {field}: {first_error['msg']}") from error
+        problem = {
+            "extra_forbidden": f"no field of a line: there are {', '.join(Line.model_fields)}",
+            "model_type": 'a JSON object is needed, such as {"category": "semantic", "content": "..."}',
+        }.get(first_error["type"], first_error["msg"])
+        raise DataError(f"{location}: {field}: {problem}") from error
 
 
 def stored_contents(path: str | Path, lines: Iterable[tuple[int, _Line]]) -> list[str]:
