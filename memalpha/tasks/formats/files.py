@@ -194,7 +194,8 @@ def build_task(location: str, **fields: Any) -> Task:
     try:
         return Task(**fields)
     except ValidationError as error:
-        raise DataError(f"{location}: task {fields['id']!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+        problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise DataError(f"{location}: task {fields['id']!r}: {problem}") from error
 
 
 _BLOCK = 1 << 22
