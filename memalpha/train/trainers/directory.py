@@ -146,7 +146,9 @@ def load_weights(path: Path, engine: BaseEngine) -> None:
                 if name in engine.trainable and engine.trainable[name] is not parameter:
                     engine.trainable[name].copy_(shard_like(parameter, engine.trainable[name]))
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"the weights of {path} cannot be loaded: {error}") from error
+        raise CheckpointError(
+            f"the weights of {path} cannot be loaded: {error}; delete it to resume from an earlier one"
+        ) from error
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -439,6 +439,7 @@ class Trainer:
         """Truncate the logs to `step`, write the settings and repair the link to the best checkpoint."""
         for name in ("metrics.jsonl", *self.training_step.log_files):
             self.directory.truncate(name, step)
+        self.directory.truncate("starts.jsonl", sys.maxsize)
         (self.directory.path / STOP_FILE).unlink(missing_ok=True)
         self.directory.write_settings(self.config)
         time_text = datetime.now(UTC).isoformat(timespec="seconds")
