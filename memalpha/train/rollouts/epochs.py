@@ -178,9 +178,11 @@ class FileTasks(TrainingTasks[AnyTask]):
         needed, why = 5, "of which a fifth is held out (or name other tasks as eval_data)"
         if eval_tasks is not None:
             needed, why = 2 if evaluation.validation_tasks else 1, "of which one validates (or set validation_tasks=0)"
-        if len(tasks) < needed:
-            raise DataError(f"data: {name} has {len(tasks)} tasks, training needs at least {needed}, {why}")
-        if repeated := len(tasks) - len(set(map(self.content, tasks))):
+        repeated = len(tasks) - len(set(map(self.content, tasks)))
+        if len(tasks) - repeated < needed:
+            others = f", of which {repeated} repeat {noun}" if repeated else ""
+            raise DataError(f"data: {name} has {len(tasks)} tasks{others}, training needs at least {needed}, {why}")
+        if repeated:
             self.notes.append(
                 f"data: {repeated} of {len(tasks)} tasks repeat {noun} under another id; equal ones are on one side"
             )

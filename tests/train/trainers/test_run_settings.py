@@ -173,6 +173,9 @@ def test_what_is_evaluated_is_not_trained_on(small, tmp_path):
         TaskSource(small(world={"split": "test"}))
     with pytest.raises(DataError, match="has 4 tasks, training needs at least 5"):
         TaskSource(small(data=write("few.jsonl", trained[:4])))
+    copies = [trained[0].model_copy(update={"id": f"copy-{number}"}) for number in range(9)]
+    with pytest.raises(DataError, match="has 9 tasks, of which 8 repeat a conversation, training needs at least 5"):
+        TaskSource(small(data=write("copies.jsonl", copies)))
     with pytest.raises(DataError, match="has 1 tasks, training needs at least 2"):
         TaskSource(small(data=write("one.jsonl", trained[:1]), eval_data=held))
 
