@@ -238,6 +238,10 @@ class TextTask(_Outside):
         for message in () if isinstance(prompt, str) else prompt:
             if differing := sorted(set(message) ^ {"role", "content"}):
                 raise ValueError(f"a message has 'role' and 'content', and nothing else; see {differing[0]!r}")
+        try:
+            "".join([prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("holds half of a surrogate pair, as of a cut emoji, which is not text") from error
         return prompt
 
     @property

@@ -18,6 +18,8 @@ from tempfile import TemporaryDirectory
 from types import NoneType
 from typing import TYPE_CHECKING, Any, get_args
 
+from pydantic import ValidationError
+
 from memalpha.arguments import brief_repr, check_path, check_texts, check_type
 from memalpha.errors import DataError, install_command
 from memalpha.hub import hub_reachable
@@ -279,11 +281,16 @@ def _tasks(
         if "prompt" not in renamed:
             raise DataError(f"{name}: no column 'prompt', but {', '.join(row)}: say which it is: columns.prompt=NAME")
         prompt = _prompt(renamed.pop("prompt"), f"{name}: row {number}")
-        row_category = renamed.get("category") or (renamed.get(category) if category else None)
+        row_category = renamed.get("category", renamed.get(category) if category else None)
         row_category = None if row_category in (None, "") else str(row_category)
         row_id = renamed.pop("id", None)
         id = f"{label}-{number}" if row_id in (None, "") else str(row_id)
-        tasks.append(TextTask(id=id, prompt=prompt, columns=renamed, category=row_category))
+        try:
+            tasks.append(TextTask(id=id, prompt=prompt, columns=renamed, category=row_category))
+        except ValidationError as error:
+            raise DataError(
+                f"{name}: row {number}: prompt: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
+            ) from error
     return tasks
 
 

@@ -225,6 +225,7 @@ def test_chat_prompts(tmp_path: Path) -> None:
         ({"question": "?"}, "no column 'prompt', but question: say which it is"),
         ({"prompt": ""}, "row 0: prompt: a text or chat messages"),
         ({"prompt": 3}, "row 0: prompt: a text or chat messages"),
+        ({"prompt": "\ud83d"}, "row 0: prompt: holds half of a surrogate pair"),
         ({"prompt": [{"role": "user"}]}, "row 0: prompt: a text or chat messages"),
     ],
 )
@@ -232,6 +233,11 @@ def test_invalid_prompts_are_refused(tmp_path: Path, line: dict, message: str) -
     (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(DataError, match=re.escape(message)):
         load_text_tasks(tmp_path / "a.jsonl")
+
+
+def test_a_category_of_0_is_one(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"prompt": "x", "category": 0}\n{"prompt": "y", "category": null}\n')
+    assert [task.category for task in load_text_tasks(tmp_path / "a.jsonl")] == ["0", None]
 
 
 def test_missing_files_columns_and_names_are_refused(tmp_path: Path) -> None:
