@@ -203,12 +203,15 @@ END = """
 import threading, time
 from memalpha.train.learner.async_engine import Pipeline
 pipeline = Pipeline()
-begun = threading.Event()
+begun, submitted = threading.Event(), threading.Event()
 def long():
     begun.set()
-    time.sleep(0.2)
+    submitted.wait()
+    while pipeline._requests.qsize() > 1:  # until the exit has dropped what waits, however long that takes
+        time.sleep(0.01)
     print("ended what was begun", flush=True)
 futures = [pipeline.submit("long", long)] + [pipeline.submit("never", lambda: time.sleep(60)) for _ in range(50)]
+submitted.set()
 begun.wait()
 {last}
 """
