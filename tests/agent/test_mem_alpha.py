@@ -173,11 +173,12 @@ OURS = st.one_of(
 
 
 @given(st.lists(OURS, max_size=4))
-def test_our_calls_written_in_the_style_read_back(calls):
-    read = parse_reply(format_calls(calls, "mem-alpha"), "mem-alpha")
-    assert [(call.name, call.arguments, call.error) for call in read] == [
-        (call.name, call.arguments, None) for call in calls
-    ]
+def test_our_calls_in_either_style_read_back(calls):
+    hermes = "\n".join(format_call(call.name, call.arguments) for call in calls)
+    for reply in (format_calls(calls, "mem-alpha"), hermes):
+        assert [(call.name, call.arguments, call.error) for call in parse_reply(reply, "mem-alpha")] == [
+            (call.name, call.arguments, None) for call in calls
+        ]
 
 
 @given(st.text() | st.builds(lambda a, b: f"{a}{FUNCTION}: new_memory_insert\n{ARGS}: {b}", st.text(), st.text()))
