@@ -249,7 +249,6 @@ class RewardModelLearner(RowLearner[RewardExample]):
         return {**self.engine.update(batch, rate), "tokens": tokens}
 
     def validation_metrics(self, batch: list[RewardExample]) -> dict[str, float]:
-        """Return the engine's metrics that are finite."""
+        """Return the engine's metrics."""
         metrics = self.engine.compute_metrics(batch, self.engine.scores(batch))
-        metrics = {f"validation_{'pair_loss' if name == 'loss' else name}": value for name, value in metrics.items()}
-        return {name: value for name, value in metrics.items() if np.isfinite(value)}
+        return {f"validation_{'pair_loss' if name == 'loss' else name}": value for name, value in metrics.items()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from memalpha.config import SFTConfig
 from memalpha.config.training import PairsConfig
-from memalpha.errors import CheckpointError
+from memalpha.errors import CheckpointError, TrainingError
 from memalpha.train.learner.engine import BaseEngine, scheduled_learning_rate
 from memalpha.train.rollouts.epochs import schedule_steps, shuffled_item
 from memalpha.train.trainers.trainer import Evaluations, TrainingStep
@@ -124,12 +125,21 @@ class RowEvaluations(Evaluations, Generic[L]):
         self.start_metrics: dict[str, float] = {}
 
     def validate(self, step: int, metrics: dict[str, Any]) -> float | None:
-        """Return minus the loss on held-out rows."""
-        validation = self.measure()
+        """Return minus the loss on held-out rows.
+
+        Raises:
+            TrainingError: The loss is not finite.
+        """
+        validation, name = self.measure(), self.learner.loss
+        if validation and not math.isfinite(validation[name]):
+            raise TrainingError(
+                f"{name} is {validation[name]} at step {step}: look for scores or margins that are too large in what "
+                "validates, or lower learning_rate"
+            )
         metrics |= validation
         if step == 0:
             self.start_metrics = validation
-        return -validation[self.learner.loss] if validation else None
+        return -validation[name] if validation else None
 
     def summary(self) -> dict[str, Any]:
         """Return the metrics of held-out rows before and after."""

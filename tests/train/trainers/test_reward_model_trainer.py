@@ -13,7 +13,7 @@ from tiny import tiny_model, tiny_tokenizer
 
 from memalpha import load_reward_model
 from memalpha.config import RewardModelConfig, build_config, training_config
-from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
+from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError, TrainingError
 from memalpha.policy.load import load_policy
 from memalpha.policy.reward_model import Head, add_reward_head, unwrap_peft
 from memalpha.qa.from_config import load_settings
@@ -231,6 +231,14 @@ def test_bad_lines_are_refused_by_name(policy_path, tmp_path, line, told):
     path = written(tmp_path / "bad.jsonl", [*pair_rows()[:2], line])
     with pytest.raises(DataError, match=rf"bad\.jsonl:3: .*{told}"):
         read_reward_examples(path, load_policy(policy_path), ["reward"])
+
+
+def test_scores_beyond_all_reason_are_named(judges, tmp_path):
+    config = judges()
+    rows = [{"prompt": p, "completion": c, "score": 1e30} for p, c in zip(PROMPTS, YES, strict=True)]
+    written(tmp_path / "pairs.jsonl", rows)
+    with pytest.raises(TrainingError, match="validation_pair_loss is inf at step 0: look for scores or margins"):
+        train(config)
 
 
 def test_a_run_does_not_go_on_with_other_lines_or_settings(judges, tmp_path):
