@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import tomllib
+import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
@@ -29,7 +30,14 @@ from memalpha.arguments import check_path
 from memalpha.cli import checks, config, data, evaluate, read, serve, store, train
 from memalpha.cli.options import PROCESS_RANK, visible
 from memalpha.config.files import SYNONYMS
-from memalpha.errors import ConfigError, EvaluationError, MemalphaError, did_you_mean, install_command
+from memalpha.errors import (
+    ConfigError,
+    EvaluationError,
+    MemalphaError,
+    UnknownFieldWarning,
+    did_you_mean,
+    install_command,
+)
 
 
 class _PanelGroup(TyperGroup):
@@ -188,6 +196,7 @@ def main() -> NoReturn:
     Exits with 2 on a `MemalphaError`, where an extra is not installed or the output cannot be written, and with 1 on
     an `EvaluationError`.
     """
+    warnings.formatwarning = _format_warning
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that the output's encoding lacks
     try:
@@ -213,6 +222,16 @@ def main() -> NoReturn:
     except ValidationError as error:
         _exit_with_message("; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()))
     sys.exit(0)
+
+
+_format_with_source = warnings.formatwarning
+
+
+def _format_warning(message: Warning | str, category: type[Warning], *source: Any) -> str:
+    """Format a warning; one of memalpha's own names no line of its source."""
+    if category.__module__ == UnknownFieldWarning.__module__:
+        return f"memalpha: {visible(str(message))}\n"
+    return _format_with_source(message, category, *source)
 
 
 def _extra_of(module: str | None) -> str | None:

@@ -94,7 +94,8 @@ def open_store(
     from memalpha.store.store import MemoryStore
 
     read_only = "if needed" if reads else False
-    store = MemoryStore.open(path, schema, embedder, namespace or "default", create=create, read_only=read_only)
+    opened = "default" if namespace is None else namespace
+    store = MemoryStore.open(path, schema, embedder, opened, create=create, read_only=read_only)
     if reads and namespace is not None and namespace not in (names := store.namespaces()) and names:
         some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         note = f"memalpha: nothing was written to namespace {namespace}, but to {some} (--namespace)"

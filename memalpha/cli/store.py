@@ -242,13 +242,13 @@ def show(
         return
     with open_store(store, embedder, namespace, reads=True) as memory:
         position = resolve_position(as_of, memory)
-        if entry_id:
+        if entry_id is not None:
             entries = [memory.get(entry_id, as_of=position)]
         else:
             conditions = parse_json_object("--where", where)
             entries = memory.list(category, where=conditions, limit=limit, after=after, as_of=position)
         core = memory.core_at(position)
-    lines = ([f"core: {core}"] if core and not entry_id else []) + [format_entry(entry) for entry in entries]
+    lines = ([f"core: {core}"] if core and entry_id is None else []) + [format_entry(entry) for entry in entries]
     print_result({"core": core, "entries": [to_json_value(entry) for entry in entries]}, as_json, "\n".join(lines))
 
 
@@ -589,7 +589,7 @@ def erase(
         raise StoreError("erase: choose one of --id or --where, --core-history and --drop")
     if not yes:
         raise StoreError("erase: erased content cannot be restored: add --yes to confirm")
-    with open_store(store, None, namespace or "default") as memory:
+    with open_store(store, None, namespace) as memory:
         count = memory.snapshot()
         pending, erasure = None, None
         try:
@@ -598,7 +598,7 @@ def erase(
             elif core_history:
                 count = memory.erase_core_history()
             elif drop:
-                memory.drop_namespace(namespace or "default")
+                memory.drop_namespace(memory.namespace_name)
             else:
                 count = memory.erase_all()
         except ScrubPending as error:

@@ -230,6 +230,20 @@ def test_boost_and_pages(memalpha, refused, store: Path) -> None:
     assert "Lisbon" in first["content"] and "Porto" in second["content"]
 
 
+def test_an_empty_namespace_is_not_the_default_one(refused, store: Path) -> None:
+    """A variable of a shell that is not set must not merge one person's memory with another's, or erase it."""
+    for words in (["show"], ["add", "x"], ["erase", "--yes"], ["erase", "--drop", "--yes"]):
+        assert "namespace ''" in refused(words[0], store, *words[1:], "--namespace", "")
+    with MemoryStore.open(store) as memory:
+        assert memory.count() == 1
+
+
+def test_a_filter_that_nothing_passes_is_named_without_source(store: Path) -> None:
+    words = [sys.executable, "-m", "memalpha", "search", str(store), "Ana", "--where", '{"usr": 1}']
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stderr.startswith("memalpha: where: no entry has the field 'usr'") and done.stderr.count("\n") == 1
+
+
 def test_doctor_exits_with_1_on_problems(memalpha, store: Path) -> None:
     assert memalpha("doctor", store) == (0, "sound: 1 namespace, 1 operation, 1 version, 1 vector\n", "")
     rows = sqlite3.connect(store, isolation_level=None)
