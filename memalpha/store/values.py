@@ -2,7 +2,8 @@
 
 SQuAD's normalization (Rajpurkar et al., EMNLP 2016) drops all punctuation, which merges 3.5 with 35 and C with C++.
 Here the marks stay that tell values apart: those between digits, signs, those of a name (C#, .NET, AC/DC, O-), per cent
-and currencies. Case, articles, grouped thousands (1,000), quotes, brackets and the marks of a sentence do not matter.
+and currencies. Case, articles, grouped thousands (1,000), quotes, brackets and the marks of a sentence do not matter, nor
+the blank before a unit (5pm, 35 mg) and the zero of an hour (09:00).
 
 A date of digits or words becomes `9 january 2024`: 2024-01-09, 09.01.2024 (dots: day first), Jan 9th, 2024, and the
 Chinese, Japanese and Korean form of year, month, day. Where slashes or dashes leave the order of day and month open
@@ -78,6 +79,8 @@ _EAST_ASIAN_DATE = re.compile(
 _RAISED = re.compile("(?<=\\d)(?=[\u00b2\u00b3\u00b9\u2070\u2074-\u2079])")
 _FRACTION = re.compile("(?<=\\d)(?=[\u00bc-\u00be\u2150-\u215e])")
 _THOUSANDS = re.compile(r"(?<![\d.,'])[1-9]\d{0,2}(?:[,']\d{2,3})*[,']\d{3}(?![\d']|,\d)")
+_UNIT = re.compile(r"(?<=\d)(?=(?:am|pm|[km]g|ml|[ckm]m)\b)")  # 5pm, 35mg; 5m and 5g have other meanings
+_HOUR_ZERO = re.compile(r"(?<![\w.,:/+-])0(?=\d:[0-5]\d(?!\d))")
 _CURRENCY_FIRST = re.compile(rf"(?<!\d )([{_CURRENCIES}]) (-?\.?\d[\w.]*)")
 _SIGNED_CURRENCY = re.compile(rf"([-+])([{_CURRENCIES}])(?=\s?\.?\d)")
 _ABBREVIATION = re.compile(r"(?<![\w.@/-])(?:[^\W\d_]{1,2}\.)+[^\W\d_]{0,2}(?![\w.@/-]|:/)")
@@ -119,6 +122,7 @@ def normalize(text: str) -> str:
             plain = _EAST_ASIAN_DATE.sub(_east_asian_date, plain)
         for form in _WORD_DATES:
             plain = form.sub(_word_date, plain)
+        plain = _HOUR_ZERO.sub("", _UNIT.sub(" ", plain))
     if plain.isascii() and plain.replace(" ", "").isalnum():
         marked = plain
     else:

@@ -24,6 +24,7 @@ NUMBERS = st.tuples(
 NAMES = """
 C C++ C# C- C* F# A A+ A- O+ O- AB- .NET net AC/DC ACDC R&B RB Node.js Nodejs a.b@c.com ab@c.com user_name username
 P!nk Pnk @ana ana #general general v1.2 v12 B-12 B12 COVID-19 COVID19 x^2 5² 52 3½ 31/2 1,5 15 10:30 1030
+5m 5mm 00:30 30
 """
 
 
@@ -87,6 +88,10 @@ def test_an_answer_in_a_script_without_spaces_is_found_inside_a_sentence():
         "-$5|$-5",
         "U.S.|US",
         "p.m.|pm",
+        "5pm|5 p.m.|5 PM",
+        "09:00|9:00|09:00.",
+        "09:30-17:00|9:30-17:00",
+        "3.5mg|3.5 mg",
         "don't|dont|don\u2019t",
         "e-mail|email",
         "C++.|(C++)|**C++**|'C++'",
