@@ -8,7 +8,7 @@ The parser tolerates common errors of models with a clear meaning:
 - trailing commas, single quotes, bare keys, Python literals, raw newlines in strings;
 - code fences and a missing close tag;
 - several calls or a list of calls in one block;
-- `arguments` as a JSON string (of a JSON string), or null, and `parameters` instead of `arguments`;
+- `arguments` as a JSON string (of a JSON string), or null, and `parameters`, `args` or `input` instead of `arguments`;
 - several objects in the string of one call's `arguments`, a call each: servers merge parallel calls so;
 - backslashes of paths, which are no escapes: `D:\Games`.
 
@@ -40,6 +40,7 @@ _FENCE = re.compile(r"```(?:json|tool_call)?")
 _SPACE = re.compile(r"\s*")
 _BARE = re.compile(r"[^\s,:\[\]{}\"']+")
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _THOUGHT_OR_JSON = re.compile(rf"\{{|{END_THINK}")
 _THOUGHT_AT_LINE_END = re.compile(rf"^[ \t]*{END_THINK}|{END_THINK}[ \t]*$", re.MULTILINE)
@@ -144,7 +145,7 @@ def malformed_call(raw: str) -> ToolCall:
 
 def _read_calls(value: Any, raw: str) -> list[ToolCall]:
     """Return a call for each object in the text of a call's arguments, or the one call that the value is."""
-    text = value.get("arguments", value.get("parameters")) if isinstance(value, Mapping) else None
+    text = _arguments(value) if isinstance(value, Mapping) else None
     calls: list[ToolCall] = []
     position = skip_space(text, 0) if isinstance(text, str) else 0
     while isinstance(text, str) and text.startswith("{", position):
@@ -157,11 +158,16 @@ def _read_calls(value: Any, raw: str) -> list[ToolCall]:
     return calls or [read_call(value, raw)]
 
 
+def _arguments(value: Mapping[str, Any]) -> Any:
+    """Return the arguments of a call's object under the name that they have there; None without any."""
+    return next((value[name] for name in _ARGUMENTS if name in value), None)
+
+
 def read_call(value: Any, raw: str) -> ToolCall:
     if not isinstance(value, Mapping):
         return malformed_call(raw)
     name = value.get("name")
-    arguments = value.get("arguments", value.get("parameters"))
+    arguments = _arguments(value)
     while isinstance(arguments, str) and arguments.strip():
         encoded = arguments
         try:
@@ -171,8 +177,9 @@ def read_call(value: Any, raw: str) -> ToolCall:
         if arguments == encoded:  # a bare word
             return malformed_call(raw)
     arguments = {} if arguments is None or arguments == "" else arguments
-    if not isinstance(name, str) or not name or not isinstance(arguments, Mapping):
-        return malformed_call(raw)
+    is_flat = not value.keys() <= {"name", "id", "type", "index", *_ARGUMENTS} and not arguments
+    if not isinstance(name, str) or not name or not isinstance(arguments, Mapping) or is_flat:
+        return malformed_call(raw)  # beside the name, a flat call's arguments would be lost
     if not all(isinstance(key, str) for key in arguments):
         return malformed_call(raw)
     return ToolCall(name=name, arguments=dict(arguments), raw=raw)

@@ -72,6 +72,8 @@ INSERT = {"content": "it's {odd}"}
         '{"name": "f", "arguments": {"content": "it\'s {odd}"}}}</tool_call>',  # one brace too many
         '[{"name": "f", "arguments": {"content": "it\'s {odd}"}}]</tool_call>',
         '{"name": "f", "parameters": {"content": "it\'s {odd}"}}</tool_call>',
+        '{"name": "f", "args": {"content": "it\'s {odd}"}}</tool_call>',
+        '{"name": "f", "input": {"content": "it\'s {odd}"}}</tool_call>',
         '{"name": "f", "arguments": "{\\"content\\": \\"it\'s {odd}\\"}"}</tool_call>',
     ],
 )
@@ -91,6 +93,7 @@ def test_tolerated_forms(body):
         '{"arguments": {}}</tool_call>',
         '{"name": "f", "arguments": [1]}</tool_call>',
         '{"name": 3}</tool_call>',
+        '{"name": "f", "content": "beside the name"}</tool_call>',
         "[" * 100_000,
         '{"a":' * 100_000,
     ],
