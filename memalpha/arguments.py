@@ -173,7 +173,12 @@ def is_own(value: object) -> bool:
 
 
 def check_target(path: Path, *, error: type[MemalphaError] = StoreError) -> None:
-    """Raise if a device or a pipe is at a path: a complete file that is moved there would replace it."""
+    """Raise if a device or a pipe is at a path: a complete file that is moved there would replace it.
+
+    "-" is refused, too: in other programs it is the standard output, and nobody wants a file of that name.
+    """
+    if str(path) == "-":
+        raise error("-: the path of a file is needed, not the standard output")
     try:
         is_special = path.exists() and not path.is_file() and not path.is_dir()
     except OSError:  # writing says so

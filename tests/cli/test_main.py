@@ -149,6 +149,7 @@ def test_export_and_import_of_a_log(memalpha, store: Path, tmp_path: Path) -> No
     assert memalpha("show", copy)[1] == memalpha("show", store)[1]
     assert memalpha("import", tmp_path / "new.db", tmp_path / "none.jsonl")[0] == 2
     assert not (tmp_path / "new.db").exists()
+    assert "not the standard output" in memalpha("export", store, "-")[2] and not Path("-").exists()
 
 
 def test_serve_refuses_invalid_options(refused, tmp_path: Path, monkeypatch) -> None:
