@@ -2,8 +2,8 @@
 
 SQuAD's normalization (Rajpurkar et al., EMNLP 2016) drops all punctuation, which merges 3.5 with 35 and C with C++.
 Here the marks stay that tell values apart: those between digits, signs, those of a name (C#, .NET, AC/DC, O-), per cent
-and currencies. Case, articles, grouped thousands (1,000), quotes, brackets and the marks of a sentence do not matter, nor
-the blank before a unit (5pm, 35 mg) and the zero of an hour (09:00).
+and currencies. Case, articles, grouped thousands (1,000), quotes, brackets and the marks of a sentence do not matter,
+nor do the blank before a unit (5pm, 35 mg) and the zero of an hour (09:00).
 
 A date of digits or words becomes `9 january 2024`: 2024-01-09, 09.01.2024 (dots: day first), Jan 9th, 2024, and the
 Chinese, Japanese and Korean form of year, month, day. Where slashes or dashes leave the order of day and month open
