@@ -186,7 +186,8 @@ def _rows(path: Path, columns: Sequence[str]) -> list[Row]:
             f"{path}: no column 'question' in its first line: {first_line.strip()}. A table of messages is the "
             f"chunks.csv of a folder, with or without questions: its columns are {', '.join(_CHUNK_COLUMNS)}"
         )
-    rows: list[Any] = list(iter_csv_rows(path, columns, fitting[0] if fitting else ","))
+    all_rows: Any = iter_csv_rows(path, columns, fitting[0] if fitting else ",")
+    rows: list[Row] = [row for row in all_rows if any(row[1].values())]  # a spreadsheet keeps rows that were emptied
     if not rows:
         raise DataError(f"{path}: no row below its header")
     return rows

@@ -265,7 +265,7 @@ def iter_csv_rows(
                 line = rows.line_num + 1
                 if (row := next(rows, None)) is None:
                     return
-                if not any(row):  # a spreadsheet writes the commas of rows that were emptied
+                if not row:
                     continue
                 if len(row) != len(header):
                     raise DataError(f"{path}:{line}: {len(row)} fields, where the header has {len(header)}")
