@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from random import Random
 from typing import Any, Protocol, TypeVar
@@ -53,6 +53,13 @@ def split_last(items: Sequence[T], most: int) -> tuple[list[T], list[T]]:
     """
     cut = len(items) - min(most, max(1, len(items) // 5))
     return list(items[:cut]), list(items[cut:])
+
+
+def shared_note(training: Iterable[Hashable], held_out: Sequence[Hashable]) -> str:
+    """Say how many contents that validate are trained on too; "" if none is."""
+    trained = set(training)
+    shared = sum(content in trained for content in held_out)
+    return f"; {shared} of {len(held_out)} that validate are trained on too, so validation says little" * bool(shared)
 
 
 def schedule_steps(config: SFTConfig | PairsConfig, item_count: int, batch_size: int) -> int:

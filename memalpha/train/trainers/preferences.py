@@ -52,7 +52,7 @@ from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.learner.reward_engine import RewardEngine
-from memalpha.train.rollouts.epochs import split_last
+from memalpha.train.rollouts.epochs import shared_note, split_last
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rows import RowEvaluations, RowLearner, RowStep
@@ -87,8 +87,10 @@ def pairs_trainer(
     display = Display(quiet=not directory.world.is_main)
 
     def load() -> tuple[list[L], list[L]]:
-        training, held_out = load_lines(config, read, learner.unit)
-        display.log(f"{learner.describe(training)}, {len(held_out)} validation {learner.unit}s")
+        parts: tuple[list[Any], list[Any]] = load_lines(config, read, learner.unit)
+        training, held_out = parts
+        note = shared_note(*([lines_fingerprint([line]) for line in part] for part in parts))
+        display.log(f"{learner.describe(training)}, {len(held_out)} validation {learner.unit}s{note}")
         return training, held_out
 
     directory.claim(config)

@@ -53,7 +53,7 @@ from memalpha.train.data.demonstrations import (
 from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.losses import LossSettings
-from memalpha.train.rollouts.epochs import split_last
+from memalpha.train.rollouts.epochs import shared_note, split_last
 from memalpha.train.rollouts.memory_tasks import TaskSource, check_gold, check_source, needs_gold
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
@@ -201,6 +201,7 @@ def load_fixed_rows(
     steps, batch_rows = config.max_steps or config.optimizer.schedule_steps, config.optimizer.batch_rows
     if config.optimizer.epochs is None:
         note = f"; {steps} steps see each {max(1, round(steps * batch_rows / len(rows)))} times{note}"
+    note += shared_note(*([(row.prompt_ids, row.completion_ids) for row in part] for part in (rows, held_out)))
     display.log(f"{counted(len(rows), 'row')} to imitate ({tokens} tokens), {len(held_out)} to validate{note}")
     return rows, held_out
 

@@ -7,12 +7,12 @@ import math
 from functools import partial
 
 import pytest
-from run_kinds import NO, PROMPTS, YES, small_config
+from run_kinds import NO, PROMPTS, YES, demonstration_rows, pair_rows, small_config, write_lines
 from runs import lines, same, weights
 
 import memalpha
 from memalpha import train_on_preferences, train_reward_model
-from memalpha.config import PreferenceConfig, RewardModelConfig, build_config, training_config
+from memalpha.config import PreferenceConfig, RewardModelConfig, SFTConfig, build_config, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError
 from memalpha.qa.from_config import load_settings
 from memalpha.report.page import write_report
@@ -157,3 +157,12 @@ def test_a_run_has_a_page_and_no_questions(prefers):
     assert "pair loss 0.693 before" in page and "Preferences" in page and "not finished" not in page
     with pytest.raises(ConfigError, match="asked no questions"):
         load_settings(str(settings.out))
+
+
+@pytest.mark.parametrize("kind", [PreferenceConfig, RewardModelConfig, SFTConfig])
+def test_copies_on_both_sides_of_validation_are_told(kind, policy_path, tmp_path, capfd):
+    rows = demonstration_rows() if kind is SFTConfig else pair_rows()
+    path = tmp_path / ("mine.jsonl" if kind is SFTConfig else "pairs.jsonl")
+    write_lines(path, [*rows, rows[0]])
+    train(small_config(kind, policy_path, tmp_path, max_steps=0))
+    assert "; 1 of 2 that validate are trained on too" in capfd.readouterr().err
