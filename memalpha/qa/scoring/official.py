@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 import re
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -223,7 +224,7 @@ def keypoint_f1(stated: int, keypoints: int, supported: int, sentences: int, flu
 _BRACKETED = re.compile(r"[(\[{]([a-z])[)\]}]")
 _BOXED = re.compile(r"\\boxed\{\s*\(?([a-z])\)?\s*\}")
 _PREFIX = r"(?:(?:the |my )?(?:final |correct |best |right )*(?:answer|option|choice)(?: is)?\s*:?\s*(?:option )?)"
-_BARE = re.compile(rf"^{_PREFIX}?([a-z])[\s.,:;!)]*$", re.MULTILINE)
+_BARE = re.compile(rf"^{_PREFIX}?([a-z])[\s.,:;!)\u3001\u3002]*$", re.MULTILINE)
 _BOLD = re.compile(r"(?:\*\*|__|`)\s*(?:option )?([a-z])(?:[.):]+(?:\s[^*_`]*)?)?\s*(?:\*\*|__|`)")
 _WITH_TEXT = re.compile(rf"^\W*{_PREFIX}?([a-z])\s?[.):\u2013\u2014-]\s+(?=\S)(.*)", re.MULTILINE)
 
@@ -258,7 +259,7 @@ def choice_score(
     text = text.removesuffix("</final_answer>").strip()
     if official:
         return float({gold_letter} in (_any_letters(text), _any_letters(prediction)))
-    lowered = text.lower()
+    lowered = re.sub(r"\s*</?answer>\s*", "\n", unicodedata.normalize("NFKC", text).lower()).strip()
     letters = next((set(found) for form in (_BRACKETED, _BOXED, _BOLD) if (found := form.findall(lowered))), set())
     plain = lowered.replace("*", "").replace("`", "")
     letters = letters or set(_BARE.findall(plain))

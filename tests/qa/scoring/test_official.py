@@ -169,7 +169,9 @@ LETTERS = [
     ("\\boxed{c}", 1), ("I thought of (a). <final_answer>(c)</final_answer>", 1),
     ("(c) Try the new place, or a quiet one", 1), ("**C**", 1), ("Answer: **C**", 1), ("**Answer: (C)**", 1),
     ("[c]", 1), ("Option C", 1), ("C. Read a novel", 1), ("**C.** Read a novel", 1),
-    ("The best is **C. Read a novel** by far", 1), ("Answer: C\nShe likes books.", 1), ("**A** or **C**", 0),
+    ("The best is **C. Read a novel** by far", 1), ("Answer: C\nShe likes books.", 1),
+    ("So: <answer>C</answer>", 1), ("\uff08\uff23\uff09", 1), ("\uff23\u3001", 1),
+    ("**A** or **C**", 0),
     ("A novel is best", 0), ("(a) or (c)", 0), ("c, then d", 0), ("a quiet place", 0), ("I'd go with the c one", 0),
     ("", 0),
 ]  # fmt: skip
