@@ -252,11 +252,11 @@ def load_assistant_export(value: object, path: Path, size: int = CHUNK, *, exact
 
 
 def _read_chatgpt(conversation: Mapping[str, Any], location: str, left_out: Counter[str]) -> Iterator[_Utterance]:
-    """Yield the utterances from the root of the tree to `current_node`; count the others in `left_out`."""
+    """Yield the utterances from the root of the tree to the leaf that is shown; count the others in `left_out`."""
     nodes = require_field(conversation, "mapping", dict, location)
     if not nodes and conversation.get("current_node") is None:  # nothing was said
         return
-    id: Any = require_field(conversation, "current_node", str, location)
+    id: Any = _shown_leaf(conversation.get("current_node"), nodes, location)
     path: dict[str, Any] = {}
     where = f"{location}.current_node"
     while id is not None:
@@ -300,6 +300,27 @@ def _read_chatgpt(conversation: Mapping[str, Any], location: str, left_out: Coun
             left_out["media"] += max(media, len(files) if isinstance(files, list) else 0)
             time = _from_unix(message.get("create_time"), f"{where}.create_time")
             yield role, _CITATION.sub("", _join_lines(texts)).strip(), time
+
+
+def _shown_leaf(current_node: object, nodes: Mapping[str, Any], location: str) -> str:
+    """Return `current_node`, or the latest leaf of an export that names none of its nodes.
+
+    Raises `DataError` if no single leaf is the latest.
+    """
+    if isinstance(current_node, str) and current_node in nodes:
+        return current_node
+    nodes = {id: node for id, node in nodes.items() if isinstance(node, Mapping)}
+    parents = {parent for node in nodes.values() if isinstance(parent := node.get("parent"), str)}
+    times: dict[str, float] = {}
+    for id in nodes.keys() - parents:
+        message = nodes[id].get("message")
+        time = message.get("create_time") if isinstance(message, Mapping) else None
+        times |= {id: time} if isinstance(time, int | float) else {}
+    last = max(times.values(), default=None)
+    latest = [id for id, time in times.items() if time == last]
+    if len(latest) == 1:
+        return latest[0]
+    raise DataError(f"{location}.current_node: there is no node {current_node!r} in the mapping, and no latest leaf")
 
 
 def _read_claude(conversation: Mapping[str, Any], location: str, left_out: Counter[str]) -> Iterator[_Utterance]:

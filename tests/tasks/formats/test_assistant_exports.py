@@ -129,6 +129,17 @@ def test_the_branch_that_claude_shows(tmp_path):
     assert [text for _, _, text in turns(shown)] == ["I moved.", "Discarded"]
 
 
+@pytest.mark.parametrize("leaf", [None, "gone"])
+def test_chatgpt_without_its_current_node_shows_the_latest_leaf(tmp_path, leaf):
+    nodes = {"ask": node(None, "user", "Hi"), "new": node("ask", "assistant", "Again", create_time=1716585090)}
+    nodes["old"] = node("ask", "assistant", "Hello", create_time=1716585060)
+    [task] = read(tmp_path, [chatgpt(nodes, leaf)])
+    assert [text for _, _, text in turns(task)] == ["Hi", "Again"] and task.meta["left_out"] == {"edited branches": 1}
+    nodes["new"] = node("ask", "assistant", "Again", create_time=1716585060)
+    with pytest.raises(DataError, match=rf"\[0\]\.current_node: there is no node {leaf!r} .* no latest leaf"):
+        read(tmp_path, [chatgpt(nodes, leaf)])
+
+
 def test_chat_messages_in_a_json_file_are_one_task(tmp_path):
     [task] = read(tmp_path, {"messages": [{"role": "user", "content": "I moved."}]})
     assert task.id == "conversations" and turns(task) == [("0.0", "user", "I moved.")]
