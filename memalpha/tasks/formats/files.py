@@ -249,7 +249,7 @@ def iter_csv_rows(
         separator: Character between two fields.
 
     Raises:
-        DataError: The file cannot be read, a column is missing or named twice, or a row has another length.
+        DataError: The file cannot be read, a column is missing or named twice, a row has another length or holds a NUL.
     """
     limit = csv.field_size_limit(_LARGEST)
     line = 1
@@ -269,6 +269,8 @@ def iter_csv_rows(
                     continue
                 if len(row) != len(header):
                     raise DataError(f"{path}:{line}: {len(row)} fields, where the header has {len(header)}")
+                if any("\0" in cell for cell in row):  # no store holds one
+                    raise DataError(f"{path}:{line}: holds a NUL character")
                 yield f"{path}:{line}", dict(zip(header, row, strict=True))
     except (csv.Error, UnicodeError) as error:
         hint = ": save it as UTF-8" if isinstance(error, UnicodeError) else ""

@@ -100,10 +100,12 @@ def test_messages_need_no_questions(tmp_path, name):
         (None, "question,answer\nWho?,Tom\n", r"questions\.csv: no column 'context', and no chunks\.csv beside it"),
         ("text\nx\n", "ask,answer\nWho?,Tom\n", r"no column 'question' in its first line: ask,answer\. .* chunks\.csv"),
         ("text\nx\n", "question\nWho?\n", r"questions\.csv:2: a column 'answer', or one 'answers'"),
+        ("text\nx\0y\n", "question,answer\nWho?,a\n", r"chunks\.csv:2: holds a NUL character"),
         ("text\nx\n", "question,answer,answers\nWho?,a,b\n", "not both"),
         ("text\nx\n", "question,answer\n", r"questions\.csv: no row below its header"),
         ("text\nx\n", "question,answer\nWho?,a,b\n", r"questions\.csv:2: 3 fields, where the header has 2"),
         ("text\nx\n", 'question,answer\nWho?,"a\n', r"questions\.csv:2: not CSV"),
+        ("text\nx\0y\n", "question,answer\nWho?,a\n", r"chunks\.csv:2: holds a NUL character"),
         ("text\nx\n", "question,answer,answer\nWho?,a,b\n", "two columns have the name 'answer'"),
         ("text\nx\n", "question,answer\n ,a\n", r"questions\.csv:2: question: empty"),
         (
