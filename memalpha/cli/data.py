@@ -304,7 +304,7 @@ def write(
     value = {"path": str(out), "rows": rows, "conversations": len(results), "reasons": dict(reasons)}
     value |= {"written_again": file.repeated}
     policies = [teacher, answers.policy] if isinstance(answers, PolicyReader) else [teacher]
-    print_result(value | _bill(teacher), as_json, "\n".join([*lines, *_format_bills(*policies)]))
+    print_result(value | _bills(*policies), as_json, "\n".join([*lines, *_format_bills(*policies)]))
     if not rows and results:
         raise typer.Exit(1)
 
@@ -380,7 +380,7 @@ def ask(
     value = {"path": str(out), "tasks": len(tasks), "chunks": len(results), "questions": len(made)}
     value |= {"at_end": at_end, "dropped": dict(reasons), "asked_again": asker.repeated}
     policies = [teacher, asker.reader.policy] if isinstance(asker.reader, PolicyReader) else [teacher]
-    print_result(value | _bill(teacher), as_json, "\n".join([*lines, *_format_bills(*policies)]))
+    print_result(value | _bills(*policies), as_json, "\n".join([*lines, *_format_bills(*policies)]))
     if not made:
         raise typer.Exit(1)
 
@@ -396,8 +396,9 @@ def _parse_price(price: str | None) -> tuple[float, float] | None:
     return prompt, generated
 
 
-def _bill(policy: Policy) -> dict[str, Any]:
-    return {"bill": policy.statistics()} if isinstance(policy, BilledPolicy) else {}
+def _bills(policy: Policy, reader: Policy | None = None) -> dict[str, Any]:
+    bills = {"bill": policy, "reader_bill": None if reader is policy else reader}
+    return {name: billed.statistics() for name, billed in bills.items() if isinstance(billed, BilledPolicy)}
 
 
 def _format_bills(*policies: Policy) -> list[str]:

@@ -177,6 +177,9 @@ def test_the_command_makes_a_task_file_from_a_chat(tmp_path, memalpha):
         name = f"{server.url}#m"
         options = ("--split", 2, "--price", "1000000,0", "--out", tmp_path / "questions.jsonl")
         code, out, _ = memalpha("data", "ask", chat, "--policy", name, *options)
+        more = ("--reader", f"{server.url}#r", "--out", tmp_path / "again.jsonl", "--json")
+        bills = json.loads(memalpha("data", "ask", chat, "--policy", name, *more)[1])
+    assert bills["bill"]["paid"] and bills["reader_bill"]["paid"]
     assert code == 0 and "3 questions about 2 of 2 conversations" in out
     assert "3 asked at the end" in out and "tokens, cost " in out
     assert [task.id for task in load_tasks(tmp_path / "questions.jsonl")] == ["chat-0", "chat-1"]
