@@ -352,6 +352,8 @@ class EndpointClient(ServerThread):
                 estimated_tokens if completion_tokens is None else completion_tokens,
             )
         error_text = read_error(data, response.text, self._key)
+        if status == 200 and isinstance(data, Mapping) and "choices" in data and not data["choices"]:
+            raise RetryableError(f"a whole answer without choices: {error_text}", complete=True)
         if status == 200:
             raise RetryableError(f"half an answer, or none: {error_text}" if error_text else "an empty answer")
         reason = f"status {status}" + (f": {error_text}" if error_text else "")

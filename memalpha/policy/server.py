@@ -27,13 +27,19 @@ T = TypeVar("T")
 class RetryableError(Exception):
     """Failed try that may succeed if repeated, after `after` seconds at the earliest.
 
-    `lost` is False if the server surely did not bill the try.
+    `lost` is False if the server surely did not bill the try. `complete` is True for a whole body without an answer,
+    which is no fault of the network: more than `COMPLETE_RETRIES` retries of such do not help.
     """
 
-    def __init__(self, reason: str, after: float | None = None, *, lost: bool = True) -> None:
+    def __init__(self, reason: str, after: float | None = None, *, lost: bool = True, complete: bool = False) -> None:
         super().__init__(reason)
         self.after = after
         self.lost = lost
+        self.complete = complete
+
+
+COMPLETE_RETRIES = 2
+"""Retries of a request whose response was whole and held no answer."""
 
 
 class ServerThread(LoopThread):
@@ -115,8 +121,9 @@ class ServerThread(LoopThread):
             hint: What to change, for the error.
 
         Raises:
-            PolicyError: All tries failed, or the server asks to wait longer than `max_wait`.
+            PolicyError: All tries failed, or the server asks to wait longer than `max_wait` or keeps sending no answer.
         """
+        complete = 0
         for number in range(self.server.retries + 1):
             try:
                 return await attempt()
@@ -124,6 +131,9 @@ class ServerThread(LoopThread):
                 reason, after, longest = str(error), error.after or 0.0, self.server.max_wait
                 if after > longest:
                     reason += f"; it asks to wait {after:.0f} s, endpoint.max_wait is {longest:.0f}"
+                    break
+                complete += error.complete
+                if complete > COMPLETE_RETRIES:
                     break
                 self._quiet_until = max(self._quiet_until, self._clock() + after)
                 if number < self.server.retries:

@@ -192,6 +192,15 @@ def test_what_will_not_pass_is_not_tried_again(status):
         client.close()
 
 
+def test_a_whole_answer_without_choices_is_tried_three_times():
+    with HostileServer(fault=lambda prompt, nth: "no choices") as server:
+        client = client_of(server)
+        with pytest.raises(PolicyError, match=r"in 3 tries, the last: a whole answer without choices: .*choices.*\[\]"):
+            client.sample([ask("a")])
+        assert server.seen["a"] == 3
+        client.close()
+
+
 def test_an_empty_account_is_no_rate_limit():
     with HostileServer() as server:
         original = server._send
