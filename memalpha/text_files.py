@@ -92,10 +92,20 @@ def to_utf8(data: bytes, name: str) -> bytes:
     return data.removeprefix(codecs.BOM_UTF8)
 
 
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dict. Raises `ValueError` naming a key that occurs twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for number, key in enumerate(keys) if key in keys[:number])
+        raise ValueError(f"{repeated}: the key occurs twice in one object")
+    return values
+
+
 def parse_json(text: str | bytes, location: str) -> Any:
-    """Return the value of a JSON text. Raises `DataError` naming the location if it is none."""
+    """Return the value of a JSON text. Raises `DataError` naming the location if it is none or repeats a key."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{location}: not JSON: {error}") from error
 

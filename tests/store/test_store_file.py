@@ -142,6 +142,7 @@ def test_a_damaged_file_is_named(tmp_path) -> None:
     ("line", "message"),
     [
         ("{", "2: not JSON"),
+        ('{"category": "semantic", "content": "a", "content": "b"}', "2: not JSON: content: the key occurs twice"),
         ('{"category": "semantic", "text": "a"}', "2: text: no field of a line: there are seq, time"),
         ('{"category": "semantic", "content": 3}', "2: content"),
         ('{"category": "semantic", "content": ""}', "2: content is empty"),

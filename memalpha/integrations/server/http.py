@@ -47,6 +47,7 @@ from memalpha.integrations.server.telemetry import (
 )
 from memalpha.store.io.jsonl import to_json
 from memalpha.store.store import MemoryStore
+from memalpha.text_files import unique_keys
 from memalpha.types import MemoryEntry, Operation
 
 try:
@@ -212,11 +213,18 @@ def _parse_json(headers: Mapping[bytes, bytes], content: bytes) -> Any:
     if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         return content
     try:
-        return json.loads(content)
+        return json.loads(content, object_pairs_hook=_unique_keys)
     except json.JSONDecodeError as error:
         raise ServiceError("invalid_arguments", f"body.{error.pos}: JSON decode error") from error
     except (ValueError, RecursionError) as error:
         raise ServiceError("bad_request", "There was an error parsing the body", 400) from error
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    try:
+        return unique_keys(pairs)
+    except ValueError as error:
+        raise ServiceError("invalid_arguments", f"body.{error}") from error
 
 
 def _message(error: ValidationError, body: Any) -> str:

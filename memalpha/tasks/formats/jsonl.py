@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 
 from memalpha.arguments import check_target
 from memalpha.errors import DataError, install_command
-from memalpha.text_files import parse_json_or_none, to_utf8
+from memalpha.text_files import parse_json_or_none, to_utf8, unique_keys
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
 
 _MODELS: dict[str, type[BaseModel]] = {
@@ -170,7 +170,7 @@ def parse_task(raw: bytes, location: str) -> Task:
         raw.decode()
         task = Task.model_validate_json(raw)
         # A second, stricter look: pydantic lets the last of two equal keys win and reads NaN.
-        json.loads(raw, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
+        json.loads(raw, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
     except ValidationError as error:
         items = error.errors()
         descriptions = "; ".join(_describe(item) for item in items[:_MAX_ERRORS])
@@ -246,15 +246,6 @@ def find_problems(task: Task) -> Iterator[tuple[str, str]]:
             live.discard((operation.category, operation.replaces or ""))
         if operation.kind != "delete":
             live.add((operation.category, operation.content))
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    keys: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in keys:
-            raise ValueError(f"{key}: the key occurs twice in one object")
-        keys[key] = value
-    return keys
 
 
 def _refuse_constant(name: str) -> None:

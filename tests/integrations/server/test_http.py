@@ -292,6 +292,8 @@ def test_a_body_without_the_json_content_type_is_refused_by_name(empty, headers)
     wrong = client.post("/v1/search", content=b"[]", headers={"Content-Type": "application/json"}).json()["message"]
     assert wrong.startswith("body: Input should be a valid dictionary")
     assert client.post("/v1/search", headers=headers).json()["message"] == "body: Field required"
+    twice = client.post("/v1/search", content=b'{"query": "a", "query": "b"}', headers={"Content-Type": kind})
+    assert twice.json()["message"] == "body.query: the key occurs twice in one object"
 
 
 @pytest.mark.parametrize(
