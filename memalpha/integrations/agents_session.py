@@ -1,11 +1,11 @@
 """Sessions of the OpenAI Agents SDK in a store: `Runner.run(agent, text, session=MemorySession("7", store))`.
 
-Each session has its own namespace, `session:ID`, and keeps its items in order. An item is an entry: its content is the
-message (`user: I live in Porto.`), or the whole item as text for calls and the like; of a longer text than the store
-takes, its beginning. `metadata["message"]` is the item itself, whole. `source` and `turn` give its position, so that
-searches know the neighbouring messages. Popped and cleared items are deleted but stay in the history, and `undo`
-restores them; `store.namespace("session:ID").erase_all()` erases them. Works with openai-agents (tested with 0.24), but
-does not import it.
+Each session has its own namespace, `session:ID` (`NAME/session:ID` in a namespace of the store), and keeps its items in
+order. An item is an entry: its content is the message (`user: I live in Porto.`), or the whole item as text for calls
+and the like; of a longer text than the store takes, its beginning. `metadata["message"]` is the item itself, whole.
+`source` and `turn` give its position, so that searches know the neighbouring messages. Popped and cleared items are
+deleted but stay in the history, and `undo` restores them; `session.store.erase_all()` erases them. Works with
+openai-agents (tested with 0.24), but does not import it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ class MemorySession:
 
         Args:
             session_id: Name of the session.
-            store: May hold other sessions and memories; they do not see each other.
+            store: May hold other sessions and memories; they do not see each other. The same id in another namespace
+                is another session.
             session_settings: The SDK's settings; their `limit` is the default of `get_items`.
         """
         self.session_id = session_id
         self.session_settings = session_settings
-        self.store = store.namespace(f"session:{session_id}")
+        tenant = "" if store.namespace_name == "default" else f"{store.namespace_name}/"
+        self.store = store.namespace(f"{tenant}session:{session_id}")
         category = _CATEGORY if _CATEGORY in store.schema.category_names else None
         self._items = KeyedEntries(self.store, "message", category)
 

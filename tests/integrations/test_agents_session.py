@@ -54,6 +54,9 @@ def test_items_round_trip(store):
 
     asyncio.run(go())
     assert store.list() == [] and store.namespaces() == ["session:7"]
+    ana, bo = (MemorySession("7", store.namespace(name)) for name in ("ana", "bo"))
+    asyncio.run(ana.add_items([user("A secret.")]))
+    assert asyncio.run(bo.get_items()) == [] and store.namespaces()[0] == "ana/session:7"
 
 
 @pytest.mark.parametrize("limit", [1_000_000, 2000, 40])
