@@ -35,7 +35,15 @@ UNSAID = "invalid_content"
 MAX_DEPTH = 32
 
 _UNICODE = re.compile(r"u([0-9a-fA-F]{4})")
-_STRICT = json.JSONDecoder(strict=False)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(values := dict(pairs)) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return values
+
+
+_STRICT = json.JSONDecoder(strict=False, object_pairs_hook=_without_repeats)
 _FENCE = re.compile(r"```(?:json|tool_call)?")
 _SPACE = re.compile(r"\s*")
 _BARE = re.compile(r"[^\s,:\[\]{}\"']+")
@@ -239,7 +247,9 @@ def _object(text: str, position: int, depth: int) -> tuple[dict[str, Any], int]:
         if not text.startswith(":", position):
             raise UnreadableJSON
         position = _SPACE.match(text, position + 1).end()  # type: ignore[union-attr]
-        result[str(key)], position = _tolerant(text, position, depth + 1)
+        value, position = _tolerant(text, position, depth + 1)
+        if result.setdefault(str(key), value) != value:  # one of the two would be lost
+            raise UnreadableJSON
         position = _separator(text, position, "}")
 
 

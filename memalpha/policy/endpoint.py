@@ -35,6 +35,7 @@ from memalpha.policy.base import request_seed, sample_with
 from memalpha.policy.chat.text import CLOSE, END_THINK, OPEN, THINK, break_control_tokens
 from memalpha.policy.reply_cache import AnswerCache, answer_key
 from memalpha.policy.server import RequestBatch, RequestQueue, RetryableError, ServerThread
+from memalpha.text_files import unique_keys
 from memalpha.types import Completion, SampleRequest
 
 MESSAGE_OVERHEAD = 8
@@ -507,6 +508,6 @@ def _block(call: Any) -> str:
         arguments = function.get("arguments", function.get("parameters"))
         with suppress(ValueError):  # keep the text: the tolerant parser reads it or reports it as malformed
             while isinstance(arguments, str):
-                arguments = json.loads(arguments)
+                arguments = json.loads(arguments, object_pairs_hook=unique_keys)
         body = {"name": function.get("name"), "arguments": {} if arguments is None else arguments}
     return f"{OPEN}\n{json.dumps(body, ensure_ascii=False)}\n{CLOSE}\n"

@@ -92,6 +92,8 @@ def test_tolerated_forms(body):
         '{"name": "f", "arguments": {"content": "cut of',
         '{"arguments": {}}</tool_call>',
         '{"name": "f", "arguments": [1]}</tool_call>',
+        '{"name": "f", "arguments": {"content": "a", "content": "b"}}</tool_call>',
+        '{"name": "f", "arguments": "{\\"content\\": \\"a\\", \\"content\\": \\"b\\"}"}</tool_call>',
         '{"name": 3}</tool_call>',
         '{"name": "f", "content": "beside the name"}</tool_call>',
         "[" * 100_000,

@@ -56,7 +56,7 @@ from memalpha.policy.reply_cache import cache_frozen
 from memalpha.qa.scoring.metrics import CORRECT_FROM, JUDGED, replace_answer_score
 from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, event_order, keypoint_f1
 from memalpha.tasks.formats.files import load_shipped_yaml
-from memalpha.text_files import decode_text
+from memalpha.text_files import decode_text, unique_keys
 from memalpha.types import Question, SampleRequest, Task, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -483,7 +483,7 @@ def _messages(prompt: JudgePrompt, system: str, unreadable: str | None = None) -
 
 # ----------------------------------------------------------------------------------------------------- verdicts
 
-_DECODER = json.JSONDecoder(strict=False)
+_DECODER = json.JSONDecoder(strict=False, object_pairs_hook=unique_keys)
 _NAMED_VERDICT = re.compile(
     r"""\bverdict\b["'*`_]*\s*(?:is\b|[:=>\u2013-])[\s"'*`_(\[]*([^\s,;"'*`_()\]}<][^,;"'*`_()\]}<\n]*)""",
     re.IGNORECASE,

@@ -183,6 +183,9 @@ def test_a_call_in_any_form_of_a_message_is_one(message):
     assert (call.name, call.arguments, call.error) == ("memory_insert", FACT, None)
     (call,) = parse_calls(completion_text(Reply({"function_call": {"name": "f", "arguments": None}}, "stop", 1, 1)))
     assert call.arguments == {} and call.error is None
+    twice = {"name": "f", "arguments": '{"a": 1, "a": 2}'}
+    (call,) = parse_calls(completion_text(Reply({"function_call": twice}, "stop", 1, 1)))
+    assert call.error == "malformed"
 
 
 def test_text_and_thinking_around_calls():

@@ -50,6 +50,7 @@ REPLIES = [
     ('{"verdict": "correct"} and again {"verdict": "Correct"}', "correct"),
     ('<think>wrong? {"verdict": "wrong"}</think>correct', "correct"), ("", None), ("incorrect", None),
     ("not correct", None), ("The answer is correct", None), ("correct or wrong", None),
+    ('{"verdict": "wrong", "verdict": "correct"}', None),
     ('{"verdict": "correct or wrong"}', None), ('{"verdict": "incorrect"}', None),
     ('{"verdict": "correct"} {"verdict": "wrong"}', None), ('{"verdict": true}', None),
     ('{"verdict": ["correct"]}', None), ('{"reason": "correct"}', None),
