@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,6 +30,7 @@ from memalpha.store.embedding import load_embedder
 from memalpha.tasks.synthetic import worlds
 from memalpha.train.algorithms.advantages import group_advantages
 from memalpha.train.rollouts.ahead import ScoredGroup, decode_group, encode_group
+from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 AGENT = AgentConfig(prompt="compact", embedder="hash", max_new_tokens=48)
@@ -172,6 +175,12 @@ def test_what_needs_whole_conversations_is_refused(changes, named):
         build_config(TrainConfig, {"out": "run", "policy": "tiny", "groups": "chunk", **changes}, "test")
     with pytest.raises(ConfigError, match="conversation_share: has no effect"):
         build_config(TrainConfig, {"out": "run", "policy": "tiny", "conversation_share": 0.5}, "test")
+
+
+def test_chunk_groups_are_spread_evenly_over_the_tasks():
+    worker: Any = SimpleNamespace(chunk_share=0.3, config=SimpleNamespace(tasks_per_step=4))
+    taken = [RolloutWorker.is_chunked(worker, step, number) for step in range(10) for number in range(4)]
+    assert [sum(taken[:count]) for count in range(1, 41)] == [3 * count // 10 for count in range(1, 41)]
 
 
 def test_the_demo_gives_way_to_algorithms_of_whole_conversations():

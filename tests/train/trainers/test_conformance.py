@@ -146,6 +146,7 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes(whole, tmp_path, capfd):
     starts = stopped.out / "starts.jsonl"
     starts.write_bytes(starts.read_bytes()[:-9])  # as a full disk may leave it
     train(stopped, **python_inputs(stopped))
+    assert "step 4/4" in capfd.readouterr().err
     assert_same_end(whole.out, stopped.out)
     assert len(lines(starts)) == 1
 
