@@ -114,7 +114,8 @@ def test_nothing_in_common():
 
 
 def test_seeds_are_averaged_by_question_and_their_spread_is_told(tmp_path):
-    names = [write(tmp_path / f"a{seed}", records(0.5, seed)) for seed in range(3)]
+    # A seed's one system may have another name: that of its checkpoint.
+    names = [write(tmp_path / f"a{seed}", records(0.5, seed), f"checkpoint {seed}") for seed in range(3)]
     entry, many = load_systems([names[0], ",".join(names)])
     assert [len(run) for run in many.runs] == [48, 48, 48]
     comparison = compare([entry, many], resamples=200)
