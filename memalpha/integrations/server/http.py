@@ -263,7 +263,7 @@ async def read(service: MemoryService, body: schemas.ReadRequest) -> schemas.Rea
 async def ask(service: MemoryService, body: schemas.AskRequest) -> schemas.AskResponse:
     """Answer a question from the memory alone."""
     answer = await service.ask(body.question, body.k, where=body.where)
-    return schemas.AskResponse(answer.text, answer.abstained, answer.conflict, answer.hits)
+    return schemas.AskResponse(answer.text, answer.abstained, answer.conflict, answer.hits, answer.truncated)
 
 
 @_route("POST", "/search", "read")

@@ -334,13 +334,15 @@ class SearchResponse:
 class AskResponse:
     """An answer and the entries that the reader saw.
 
-    `abstained`: the memory has no answer. `conflict`: it has two that contradict each other.
+    `abstained`: the memory has no answer. `conflict`: it has two that contradict each other. `truncated`: the model ran
+    out of room; an empty answer then means that its thoughts took all of it.
     """
 
     answer: str
     abstained: bool
     conflict: bool
     hits: tuple[Hit, ...]
+    truncated: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from fake_policy import FakePolicy
 
 pytest.importorskip("fastapi")
 from hypothesis import HealthCheck, given, settings
@@ -24,6 +25,7 @@ from memalpha.policy.base import Policy
 from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore
+from memalpha.types import Completion
 
 TOKEN = "a-token-of-the-tests"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
@@ -68,6 +70,9 @@ def test_insert_update_and_delete_of_an_entry(store):
     assert web.get(path, params={"as_of": 1}).json() == {**entry, "valid_to": None}
     assert web.post("/v1/ask", json={"question": "What is Ana's city?"}).json()["answer"] == "Oslo"
     assert web.post("/v1/ask", json={"question": "Which zebra?"}).json()["abstained"]
+    thinking = served(store, FakePolicy(lambda request: Completion("", stop_reason="length")))
+    cut = thinking.post("/v1/ask", json={"question": "What is Ana's city?"}).json()
+    assert (cut["answer"], cut["abstained"], cut["truncated"]) == ("", False, True)
     hits = web.post("/v1/search", json={"query": "city", "where": {"by": {"$gte": 1}}}).json()["hits"]
     assert [hit["entry"]["id"] for hit in hits] == [entry["id"]] and hits[0]["score"] > 0
     assert web.post("/v1/search", json={"query": "city", "where": {"by": 2}}).json() == {"hits": []}
