@@ -231,7 +231,9 @@ def _superfluous(schema: MemorySchema, entries: Iterable[MemoryEntry]) -> Iterat
     for entry in entries:
         if entry.turn is None:
             plain_entry = replace(entry, content=plain(entry.content))
-            groups.setdefault(fact_identity(schema, plain_entry), []).append(entry)
+            # A name, a key or a password with capitals inside is another one in another case.
+            spelled = tuple(word for word in re.findall(r"\w+", entry.content) if word[1:] != word[1:].lower())
+            groups.setdefault((fact_identity(schema, plain_entry), spelled), []).append(entry)
     for group in groups.values():
         latest = max(group, key=lambda entry: (entry.timestamp or "", entry.importance, -entry.valid_from))
         yield from (

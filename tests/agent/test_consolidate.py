@@ -42,6 +42,8 @@ def test_rules_change_what_is_certain_and_nothing_else(store):
     store.add("Tom likes Ana.")
     store.add("Ana likes Tom.")  # the same words say another thing
     store.insert("episodic", "ana likes tea", timestamp="2024-03-02", source="chat", chunk=3, turn="3.1")  # raw
+    for content in ("Ana is vegan.", "Ana is vegan?", "password: abcD", "password: ABCd"):
+        store.add(content)
     store.add("[obsolete] Ana lives in Rome.")
     store.add("hobby: chess", timestamp="2024-01-01")
     store.add("hobby: running", timestamp="2024-02-01")  # may both hold
