@@ -198,6 +198,8 @@ def ask(
     if answer.truncated:
         remedy = "raise it with --set max_new_tokens=N, or set thinking_tokens=N for a model that thinks first"
         typer.echo(f"memalpha: the answer was cut at max_new_tokens: {remedy}", err=True)
+    elif not answer.text.strip():
+        typer.echo("memalpha: the model's answer is empty: it may have thoughts alone, or its server failed", err=True)
     print_result(to_json_value(answer), as_json, "unknown" if answer.abstained else answer.text)
 
 

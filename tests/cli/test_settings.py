@@ -97,6 +97,8 @@ def test_ask_says_that_an_answer_was_cut(memalpha, store, monkeypatch):
     code, out, err = memalpha("ask", store, "Which city?", "--policy", "x")
     assert code == 0 and out == "\n"
     assert "the answer was cut at max_new_tokens" in err and "thinking_tokens=N" in err
+    use(Recorder(""), monkeypatch)
+    assert "the model's answer is empty" in memalpha("ask", store, "Which city?", "--policy", "x")[2]
 
 
 READ = ["read", "{new}", "{chat}", "--policy", "x"]
