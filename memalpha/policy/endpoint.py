@@ -272,7 +272,8 @@ class EndpointClient(ServerThread):
         async with self.slots:
             try:
                 reply = await self._send(body, batch)
-                if self.cache is not None:
+                # An empty answer may be a fault of the server: the same command asks again.
+                if self.cache is not None and (reply.message or reply.finish_reason in _CUT):
                     reply = Reply(**self.cache.put(key, f"{self.base}#{self.model}", asdict(reply)))
                 return reply
             except PolicyError as error:
@@ -345,7 +346,7 @@ class EndpointClient(ServerThread):
             )
             self.bill.doubted += prompt_tokens is None or completion_tokens is None
             fields = {name: message[name] for name in _FIELDS if message.get(name)}
-            finish = data["choices"][0].get("finish_reason")
+            finish = _choice(data).get("finish_reason")
             return Reply(
                 fields,
                 finish if isinstance(finish, str) else None,
@@ -353,8 +354,8 @@ class EndpointClient(ServerThread):
                 estimated_tokens if completion_tokens is None else completion_tokens,
             )
         error_text = read_error(data, response.text, self._key)
-        if status == 200 and isinstance(data, Mapping) and "choices" in data and not data["choices"]:
-            raise RetryableError(f"a whole answer without choices: {error_text}", complete=True)
+        if status == 200 and isinstance(data, Mapping) and not (data.get("error") or _choice(data).get("error")):
+            raise RetryableError(f"a whole response without an answer: {error_text}", complete=True)
         if status == 200:
             raise RetryableError(f"half an answer, or none: {error_text}" if error_text else "an empty answer")
         reason = f"status {status}" + (f": {error_text}" if error_text else "")
@@ -394,18 +395,22 @@ class EndpointClient(ServerThread):
 
 
 _FIELDS = ("content", "tool_calls", "function_call", "refusal")
+_CUT = ("length", "max_tokens")  # reasons of servers
 
 
 _THOUGHTS = ("thinking", "reasoning")  # types of content parts that are no part of the reply
 
 
-def _message(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the message of the first choice; None if there is none."""
+def _choice(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the first choice; {} if there is none."""
     choices = data.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], Mapping):
-        return None
-    message = choices[0].get("message")
-    if not isinstance(message, Mapping):
+    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
+
+
+def _message(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the message of the first choice; None if there is none, or an error beside it."""
+    message = _choice(data).get("message")
+    if not isinstance(message, Mapping) or _choice(data).get("error"):  # routers pass on the error of a provider
         return None
     content = message.get("content")
     if isinstance(content, list):  # a list of parts, which may hold thoughts
@@ -448,7 +453,7 @@ class EndpointPolicy:
             Completion(
                 completion_text(reply),
                 temperature=request.temperature,
-                stop_reason="length" if reply.finish_reason in ("length", "max_tokens") else "eos",
+                stop_reason="length" if reply.finish_reason in _CUT else "eos",
             )
             for request, reply in zip(requests, replies, strict=True)
         ]

@@ -11,9 +11,23 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Fault = str | None
-FAULTS = ("429", "429 0.5", "500", "503 0.5", "hang", "cut", "half", "gone", "empty", "error", "no choices")
+FAULTS = (
+    "429",
+    "429 0.5",
+    "500",
+    "503 0.5",
+    "hang",
+    "cut",
+    "half",
+    "gone",
+    "empty",
+    "error",
+    "choice error",
+    "no choices",
+)
 """Faults that pass: a status (with the seconds of its Retry-After), a hang, a body cut short, half of a JSON, a
-connection closed before the answer, an empty body, an error with status 200, an answer without one."""
+connection closed before the answer, an empty body, an error with status 200, one beside a message, an answer without
+one."""
 
 
 def whimsical(prompt: str, body: Mapping[str, Any]) -> str:
@@ -123,6 +137,13 @@ class HostileServer:
             return self._send(writer, 200, None)
         if fault == "error":
             return self._send(writer, 200, {"error": {"message": "upstream is away"}})
+        if fault == "choice error":
+            choice = {
+                "message": {"content": ""},
+                "error": {"message": "the provider is away"},
+                "finish_reason": "error",
+            }
+            return self._send(writer, 200, {"choices": [choice]})
         if fault == "no choices":
             return self._send(writer, 200, {"choices": []})
         if fault is not None and fault[0].isdigit():

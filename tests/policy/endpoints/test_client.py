@@ -192,12 +192,23 @@ def test_what_will_not_pass_is_not_tried_again(status):
         client.close()
 
 
-def test_a_whole_answer_without_choices_is_tried_three_times():
+def test_a_whole_response_without_an_answer_is_tried_three_times():
     with HostileServer(fault=lambda prompt, nth: "no choices") as server:
         client = client_of(server)
-        with pytest.raises(PolicyError, match=r"in 3 tries, the last: a whole answer without choices: .*choices.*\[\]"):
+        with pytest.raises(PolicyError, match=r"in 3 tries.* a whole response without an answer: .*choices.*\[\]"):
             client.sample([ask("a")])
         assert server.seen["a"] == 3
+        client.close()
+
+
+@pytest.mark.parametrize(("reason", "second"), [("stop", "Porto"), ("length", "")])
+def test_an_empty_answer_is_kept_only_if_it_was_cut_off(tmp_path, reason, second):
+    messages = [
+        {"content": text or None, "reasoning_content": "So.", "finish_reason": reason} for text in ("", "Porto")
+    ]
+    with HostileServer(reply=lambda prompt, body: messages[server.seen[prompt] - 1]) as server:
+        client = client_of(server, cache=tmp_path / "a.sqlite")
+        assert texts(client.sample([ask("a")])) == [""] and texts(client.sample([ask("a")])) == [second]
         client.close()
 
 
