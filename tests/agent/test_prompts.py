@@ -60,6 +60,7 @@ def test_full_reader_shows_core_and_notes():
     assert "unknown" in system["content"]
     assert "Ana" in user["content"] and "city: Oslo (2024-05-01)" in user["content"]
     assert user["content"].endswith("Question: Where?")
+    assert "(none)" in reader_messages("Where?", [], ReaderConfig(prompt="full"))[1]["content"]
 
 
 def test_advice_stands_between_memory_and_chunk_and_nothing_else_changes():
