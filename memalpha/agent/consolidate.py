@@ -30,7 +30,7 @@ from memalpha.policy.base import Policy, sample_checked
 from memalpha.policy.chat.text import describe_tools, plain_line
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.checks.audit import plain, stale_findings
-from memalpha.store.fields import is_made_id
+from memalpha.store.fields import is_made_id, time_order
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.state import fact_identity
@@ -235,7 +235,7 @@ def _superfluous(schema: MemorySchema, entries: Iterable[MemoryEntry]) -> Iterat
             spelled = tuple(word for word in re.findall(r"\w+", entry.content) if word[1:] != word[1:].lower())
             groups.setdefault((fact_identity(schema, plain_entry), spelled), []).append(entry)
     for group in groups.values():
-        latest = max(group, key=lambda entry: (entry.timestamp or "", entry.importance, -entry.valid_from))
+        latest = max(group, key=lambda entry: (time_order(entry.timestamp), entry.importance, -entry.valid_from))
         yield from (
             (entry, f"says the same as {latest.id}") for entry in group if entry is not latest and is_made_id(entry.id)
         )

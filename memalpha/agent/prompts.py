@@ -24,7 +24,7 @@ from memalpha.errors import ConfigError
 from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.policy.chat.text import describe_tools, plain_line, plain_text
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.store.fields import check_timestamp
+from memalpha.store.fields import check_timestamp, time_order
 from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.tasks.formats.files import load_shipped_yaml
@@ -192,8 +192,11 @@ def note_line(entry: MemoryEntry) -> str:
 
 def order_notes(hits: Sequence[Hit]) -> list[MemoryEntry]:
     """Return retrieved entries in reading order: oldest first, and demoted ones after the others."""
-    ordered = sorted(hits, key=lambda hit: (DEMOTED in hit.explain, hit.entry.timestamp or "", hit.entry.valid_from))
-    return [hit.entry for hit in ordered]
+
+    def key(hit: Hit) -> tuple[Any, ...]:
+        return DEMOTED in hit.explain, time_order(hit.entry.timestamp), hit.entry.valid_from
+
+    return [hit.entry for hit in sorted(hits, key=key)]
 
 
 def question_with_choices(question: Question) -> str:

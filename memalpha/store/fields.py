@@ -139,6 +139,12 @@ def parse_time(text: str) -> datetime:
     return time.replace(tzinfo=UTC) if time.tzinfo is None else time
 
 
+def time_order(timestamp: str | None) -> tuple[datetime, str]:
+    """Return what timestamps are sorted by: their moments; none, and texts of other systems, come first."""
+    text = timestamp or ""
+    return parse_time(text) if is_iso_time(text) else datetime.min.replace(tzinfo=UTC), text
+
+
 def format_utc(time: datetime) -> str:
     """Format a time as the log stores it: UTC with microseconds, so that text order is time order."""
     if time.tzinfo is not UTC:

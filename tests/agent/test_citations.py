@@ -1,5 +1,7 @@
 """Replies that name their evidence."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -60,6 +62,9 @@ def test_a_citing_reader_numbers_its_notes_and_gives_the_reply_in_parts():
     assert "[1] Old.\n[2] Ana lives in Porto. (2024-05-02)" in (answer.prompt or "")
     assert "Question: Where is Ana?\n(a) Rome\n(b) Porto\n\nReply with three lines" in (answer.prompt or "")
     assert [entry.id for entry in order_notes(hits)] == ["a", "b"]
+    times = ("2024-05-02T20:00+00:00", "2024-05-03T01:00+09:00", "2024-W17-1", "some day", None)
+    dated = [Hit(replace(entries[0], timestamp=time), 0.5) for time in times]
+    assert [entry.timestamp for entry in order_notes(dated)] == [None, "some day", "2024-W17-1", times[1], times[0]]
 
 
 def test_a_language_model_gets_the_day_and_the_choices_and_a_floor_does_not():
