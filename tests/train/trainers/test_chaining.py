@@ -26,6 +26,7 @@ from memalpha.policy.load import load_policy
 from memalpha.policy.model_files import weights_fingerprint
 from memalpha.train.api import train
 from memalpha.train.trainers.directory import RunDirectory
+from memalpha.train.trainers.trainer import resolve_init_from
 
 
 @pytest.fixture
@@ -129,3 +130,8 @@ def test_weights_of_another_architecture_are_refused(first, prefs, tmp_path, cha
     path.write_text(json.dumps({**json.loads(path.read_text()), **change, "layer_types": None}))
     with pytest.raises(PolicyError, match="step-1"):
         train(after(tmp_path / "out", prefs, init_from=str(first)))
+
+
+def test_a_run_that_names_no_start_has_the_default(tmp_path):
+    config = TrainConfig(out=tmp_path / "run")
+    assert resolve_init_from(config) == config
