@@ -136,17 +136,18 @@ def _redo_position(namespace: Namespace) -> int:
     reverts. A redo leaves in effect what was in effect at the operation it repeats. Every undo without a matching redo
     waits for one; any other operation ends the search.
     """
+    log = namespace.log
     pending_redos: list[int] = []
     skips: dict[int, int] = {}
-    last_position = namespace.log.position
+    last_position = log.position
     for position in range(last_position, 0, -1):
-        operation_kind = namespace.log.kind_at(position)
+        operation_kind = log.kind_at(position)
         if operation_kind in ("expired", "quarantined", "reviewed"):
             continue  # skipped entirely
         before, after = (_last_effective(namespace, end, skips=skips) for end in (position - 1, position))
-        if before == after and (operation_kind == "erased" or _undid_erased(namespace, position)):
-            continue  # skipped entirely
-        if namespace.log.effective_position(position) == position:
+        if before == after and (operation_kind == "erased" or log.core_at(position - 1) == log.core_at(position)):
+            continue  # a move between operations that were erased since: as if none had been
+        if log.effective_position(position) == position:
             return 0
         if before != after and namespace.entries.has_expired(max(before, after), last_position):
             continue
@@ -160,17 +161,6 @@ def _redo_position(namespace: Namespace) -> int:
         else:
             return 0
     return 0
-
-
-def _undid_erased(namespace: Namespace, position: int) -> bool:
-    """Return True if an operation took back another that was erased since: as if neither had been."""
-    log = namespace.log
-    left, last = log.effective_position(position), log.effective_position(position - 1)
-    while last and log.kind_at(last) == "erased":
-        last = log.effective_position(last - 1)
-        if last == left:
-            return True
-    return False
 
 
 _PAGE = 1000

@@ -333,12 +333,16 @@ RESTORED_ERASED = [
 ]
 """What a restore took back is erased: the undo before it still waits for its redo."""
 
+MOVED_ERASED = [A, ("delete", 0), A, ("undo",), ("undo",), ("delete", 0), ("restore", 2 / 3), ("erase", 0), ("redo",)]
+"""A restore between two operations that are erased since: as if it had found the memory as it was."""
+
 
 @settings(max_examples=150, deadline=None)
 @given(commands)
 @example(SWAPPED)
 @example(RESTORED_EQUAL)
 @example(RESTORED_ERASED)
+@example(MOVED_ERASED)
 def test_a_store_is_its_state(program: list) -> None:
     seconds = cycle([5, 3, 9, 1])  # a clock that is set back
     store = MemoryStore.open(
