@@ -108,8 +108,11 @@ def test_bad_labelled_files_are_refused(tmp_path, name, files, says):
 @given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=8))
 def test_csv_rows_round_trip(tmp_path_factory, rows):
     file = tmp_path_factory.mktemp("csv") / "train.csv"
-    # What Python's writer cannot carry: a lone surrogate, and a line end that is no "\n".
-    rows = [tuple(part.encode("utf-8", "ignore").decode().replace("\r", " ") for part in row) for row in rows]
+    # What the writer cannot carry (a lone surrogate, a line end that is no "\n"), and NUL, which is refused.
+    rows = [
+        tuple(part.encode("utf-8", "ignore").decode().replace("\r", " ").replace("\0", "") for part in row)
+        for row in rows
+    ]
     with file.open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream).writerows([("text", "category"), *rows])
     try:
