@@ -317,6 +317,7 @@ assert "torch" not in sys.modules and "transformers" not in sys.modules
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow  # CI runs it
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_train_is_the_function_in_any_order(order: tuple[int, ...]) -> None:
     """The package `memalpha.train` and the public function share a name."""

@@ -18,7 +18,10 @@ from memalpha.errors import ConfigError, TrainingError
 from memalpha.integrations.trl import ERLConfig, ERLTrainer
 from memalpha.integrations.trl.trainer import REFLECTIONS_FILE
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+pytestmark = [
+    pytest.mark.slow,  # CI runs it
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
+]
 
 
 class RecordingTrainer(ERLTrainer):

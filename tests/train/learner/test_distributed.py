@@ -31,6 +31,7 @@ from memalpha.train.api import train
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, join_world
 from memalpha.train.trainers.directory import load_checkpoint
 
+pytestmark = pytest.mark.slow  # CI runs it
 ERL = {
     "algorithm": "erl",
     "erl": {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8, "keep_advice": "success"},

@@ -217,6 +217,7 @@ begun.wait()
 """
 
 
+@pytest.mark.slow  # CI runs it
 @pytest.mark.parametrize("last", ["", "raise KeyboardInterrupt", "raise SystemExit(0)"])
 def test_interpreter_exit_waits_for_the_running_request_only(last):
     ended = subprocess.run([sys.executable, "-c", END.format(last=last)], capture_output=True, text=True, timeout=50)

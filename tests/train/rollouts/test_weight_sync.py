@@ -106,6 +106,7 @@ def test_a_server_that_was_started_again_is_found(policy_path, synced):
             policy.sample(SAMPLED)
 
 
+@pytest.mark.slow  # CI runs it
 def test_a_run_survives_the_death_of_its_server(small, policy_path, tmp_path):
     """The server is killed in the last step; the same command goes on and ends with the weights of a whole run."""
     shape = {"tasks_per_step": 1, "group_size": 2, "eval_tasks": 1, "validation_tasks": 0, "keep_tokens": False}

@@ -118,7 +118,11 @@ def contents(run: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("whole", KINDS, indirect=True)
+@pytest.mark.parametrize(
+    "whole",
+    [kind if kind in TRAINERS else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS],  # CI runs all
+    indirect=True,
+)
 def test_stopping_and_resuming_equals_one_go(whole, tmp_path):
     parts = whole.config(tmp_path)
     summaries = [train(parts.model_copy(update={"max_steps": stop}), **python_inputs(parts)) for stop in (1, 3, None)]
