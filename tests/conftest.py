@@ -33,6 +33,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "postgres: about PostgreSQL, and takes a while; run with --store postgres alone")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without Python's garbage collector, and spare what was collected from it.
+
+    Packages and tests make millions of objects that stay: to pass over them again and again took two fifths of the
+    time of collecting.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(50_000, 20, 20)  # what tests leave behind is small beside the memory of any machine
+        gc.enable()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--hypothesis-profile") == "nightly":
         _change_examples(items, lambda count: count * NIGHTLY_FACTOR)
