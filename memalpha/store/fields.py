@@ -388,9 +388,20 @@ def _check_metadata(name: str, value: Any) -> dict[str, Any]:
         stored = json.loads(json.dumps(dict(value), allow_nan=False))
         if _is_deeper(stored, MAX_DEPTH):
             raise InvalidContent(f"{name}: nested deeper than {MAX_DEPTH} levels: keep it as text")
+        _check_keys(name, value)
         return stored
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidContent(f"{name} cannot be written as JSON: {error}") from error
+
+
+def _check_keys(name: str, value: Any) -> None:
+    """Raise `InvalidContent` for a nested key that is no text: JSON keeps one value of the keys 1 and "1"."""
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        if not isinstance(key, str):
+            raise InvalidContent(f"{name}: the key {brief_repr(key)} is no text: write it as one")
+        _check_keys(name, item)
+    for item in value if isinstance(value, list | tuple) else ():
+        _check_keys(name, item)
 
 
 def _is_deeper(value: Any, depth: int) -> bool:

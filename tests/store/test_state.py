@@ -113,6 +113,7 @@ def test_an_explicit_id_revives_an_ended_entry() -> None:
         {"importance": "high"},
         {"metadata": {"a": object()}},
         {"metadata": {1: 2}},
+        {"metadata": {"a": [{1: "x", "1": "y"}]}},
         {"metadata": {"a": float("inf")}},
         {"id": "has space"},
         {"id": ""},
