@@ -422,7 +422,7 @@ class WrapErrors:
         return None
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, MemalphaError):
+        if isinstance(error, Exception | SystemExit) and not isinstance(error, MemalphaError):
             raise RewardError(f"{self.where} raised {type(error).__name__}: {error}".rstrip(": ")) from error
 
 

@@ -16,7 +16,8 @@ import asyncio
 import inspect
 import math
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Sized
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -171,6 +172,13 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
     return RewardFunction(str(name), function, 1.0 if weight is None else weight, needed, maximum)
 
 
+def check_names(functions: Iterable[RewardFunction]) -> None:
+    """Raise `ConfigError` if two functions have the same name: one of their components would be lost."""
+    counts = Counter(function.name for function in functions)
+    if repeated := sorted(name for name, count in counts.items() if count > 1):
+        raise ConfigError(f"rewards: {repeated[0]!r} names {counts[repeated[0]]} parts: give each a 'name' of its own")
+
+
 def check_columns(functions: Iterable[RewardFunction], columns: Iterable[str]) -> None:
     """Raise `ConfigError` if a required column is missing or a column name is reserved."""
     column_names = list(columns)
@@ -241,7 +249,9 @@ def score_texts_or_none(
     Raises:
         RewardError: A function raised or returned an invalid value. Errors of memalpha keep their class; all messages
             name the function.
+        ConfigError: Two functions have the same name.
     """
+    check_names(functions)
     values = _values(functions, prompts, completions, columns)
     rewards: list[Reward | None] = []
     for row in range(len(prompts)):
@@ -411,14 +421,18 @@ def _name_errors(function: RewardFunction) -> Iterator[None]:
         if str(error).startswith(prefix):
             raise
         raise type(error)(f"{prefix}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # exec() of a reply that calls exit() would end the run without a word
         problem = f"{type(error).__name__}: {error}".rstrip(": ")
         raise RewardError(f"{prefix} raised {problem}") from error
 
 
 def _check_values(function: RewardFunction, values: Any, rows: int) -> list[float | None]:
     """Return the function's values as floats and None, or raise `RewardError`."""
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Sized) or not isinstance(values, Iterable):
+    if (
+        isinstance(values, str | bytes | Mapping | Set)
+        or not isinstance(values, Sized)
+        or not isinstance(values, Iterable)
+    ):
         needed = f"a list of {rows} numbers (or None) is needed"
         raise RewardError(f"reward {function.name!r} gave {brief_repr(values)}: {needed}")
     items = list(values)
@@ -441,4 +455,7 @@ def _check_values(function: RewardFunction, values: Any, rows: int) -> list[floa
 
 
 async def _await_call(call: Callable[[], Any]) -> Any:
-    return await call()
+    try:
+        return await call()
+    except SystemExit as error:  # would end the loop's thread, and the caller would wait for ever
+        raise RewardError(f"raised SystemExit: {error}") from error

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import isfinite
@@ -28,7 +27,7 @@ from memalpha.config.rewards import (
 )
 from memalpha.environments.engine import Step
 from memalpha.errors import ConfigError, RewardError
-from memalpha.rewards.base import CompletionJudge, RewardFunction, named, score_texts_or_none
+from memalpha.rewards.base import CompletionJudge, RewardFunction, check_names, named, score_texts_or_none
 from memalpha.rewards.code import CodeReward
 from memalpha.rewards.format import FormatReward, SchemaReward
 from memalpha.rewards.judge import JudgeReward, ModelReward
@@ -55,9 +54,7 @@ def load_rewards(
     functions = [_load(part, f"rewards.{number}") for number, part in enumerate(parts)]
     if not functions:
         raise ConfigError("rewards: empty; a text run needs at least one part, for example {kind: math}")
-    counts = Counter(function.name for function in functions)
-    if repeated := sorted(name for name, count in counts.items() if count > 1):
-        raise ConfigError(f"rewards: {repeated[0]!r} names {counts[repeated[0]]} parts: give each a 'name' of its own")
+    check_names(functions)
     return functions
 
 

@@ -75,6 +75,7 @@ def test_what_does_not_apply_is_left_out():
         (1.0, "gave 1.0: a list of 2 numbers"),
         ("12", "gave '12': a list of 2 numbers"),
         (None, "gave None: a list of 2 numbers"),
+        ({1.0, 0.0}, "gave .*: a list of 2 numbers"),  # has no order
     ],
 )
 def test_values_that_are_none_name_function_and_row(values, said):
@@ -103,6 +104,18 @@ def test_an_error_names_the_function_and_is_no_score():
         scored(length, broken)
     with pytest.raises(PolicyError, match=r"^reward 'unpaid': the judge is away"):
         scored(unpaid)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_reply_that_is_executed_and_exits_ends_no_run(is_async):
+    def runs(completions):
+        exec(completions[0])
+
+    async def awaited(completions):
+        runs(completions)
+
+    with pytest.raises(RewardError, match=r"reward '\w+'.* raised SystemExit: 3"):
+        scored(awaited if is_async else runs, replies=("exit(3)",))
 
 
 def test_columns_are_checked_before_and_at_the_call():
@@ -372,6 +385,8 @@ def test_what_cannot_be_a_list_of_rewards_is_refused():
         load_rewards([])
     with pytest.raises(ConfigError, match="'length' names 2 parts"):
         load_rewards([length, length])
+    with pytest.raises(ConfigError, match="'length' names 2 parts"):
+        scored(length, length)
     with pytest.raises(ConfigError, match="is a class"):
         load_rewards([Awarder])
     with pytest.raises(ConfigError, match=r"rewards\.1: weight: Input should be a valid number"):
