@@ -191,9 +191,12 @@ class Route:
             ServiceError: The request is invalid or not allowed, or it failed.
         """
         sent: dict[str, Any] = {"body": _parse_json(headers, content)} if "body" in self.parameters and content else {}
-        query = QueryParams(scope["query_string"]) if scope["query_string"] else {}
-        for name in () if self._takes_any_query else query.keys() - self._names:
-            raise ServiceError("invalid_arguments", f"query.{name}: there is no such parameter")
+        query = QueryParams(scope["query_string"]) if scope["query_string"] else QueryParams()
+        for name in () if self._takes_any_query else query:
+            if name not in self._names:
+                raise ServiceError("invalid_arguments", f"query.{name}: there is no such parameter")
+            if len(query.getlist(name)) > 1:
+                raise ServiceError("invalid_arguments", f"query.{name}: is sent more than once")
         context: dict[str, Any] = {"request": Request(scope), "content": content}
         if self.right is not None:
             context["service"] = service.granted(scope[SCOPE], self.right)
@@ -216,8 +219,8 @@ def _parse_json(headers: Mapping[bytes, bytes], content: bytes) -> Any:
         return json.loads(content, object_pairs_hook=_unique_keys)
     except json.JSONDecodeError as error:
         raise ServiceError("invalid_arguments", f"body.{error.pos}: JSON decode error") from error
-    except (ValueError, RecursionError) as error:
-        raise ServiceError("bad_request", "There was an error parsing the body", 400) from error
+    except (ValueError, RecursionError) as error:  # compressed, other encodings, numbers of thousands of digits
+        raise ServiceError("bad_request", f"body: JSON in UTF-8 is needed, uncompressed: {error}", 400) from error
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -683,20 +686,20 @@ class HttpApp:
 
     def _find(self, method: str, path: str, record: RequestRecord) -> tuple[Route, dict[str, str]]:
         """Return the route of a request and the parameters in its path. Raises `ServiceError` if there is none."""
+        method = "GET" if method == "HEAD" else method  # the server sends no body then
         if (route := self._by_path.get((method, path))) is not None and "{" not in path:
             record.route = route.path
             return route, {}
         record.route = "/mcp" if path == "/mcp" or path.startswith("/mcp/") else UNKNOWN
-        other = None
+        methods: list[str] = []
         for route in self._routes:
             if (match := route.pattern.match(path)) is None:
                 continue
-            record.route = route.path if other is None else other.path
+            record.route = route.path
             if route.method == method:
-                record.route = route.path
                 return route, match.groupdict()
-            other = other or route
-        status, headers = (404, {}) if other is None else (405, {"Allow": other.method})
+            methods += ["GET", "HEAD"] if route.method == "GET" else [route.method]
+        status, headers = (405, {"Allow": ", ".join(methods)}) if methods else (404, {})
         phrase = HTTPStatus(status).phrase
         raise ServiceError(phrase.lower().replace(" ", "_"), phrase, status, headers=headers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -156,6 +157,7 @@ def test_an_export_can_be_imported(store, tmp_path):
         ("POST", "/v1/read", {"messages": [{"role": "system", "content": "a"}]}, 422, "no words of a user"),
         ("POST", "/v1/read", {"messages": [{"role": "user", "content": "x" * 150000}] * 2}, 422, "200000 is the limit"),
         ("GET", "/v1/entries?catgory=semantic", None, 422, "query.catgory: there is no such parameter"),
+        ("GET", "/v1/entries?limit=1&limit=2", None, 422, "query.limit: is sent more than once"),
         ("GET", "/v1/entries?after=nobody", None, 404, "nobody"),
         ("GET", "/v1/nothing", None, 404, "Not Found"),
         ("PUT", "/v1/entries", {}, 405, "Method Not Allowed"),
@@ -167,6 +169,15 @@ def test_refusals_name_the_problem(empty, method, path, body, status, says):
     answer = web.request(method, path, content=content, headers={"Content-Type": "application/json"})
     assert answer.status_code == status and set(answer.json()) == {"code", "message"}, answer.text
     assert says in answer.json()["message"] and store.snapshot() == 0
+
+
+def test_probes_and_proxies_get_answers_of_the_standard(store):
+    web = served(store)
+    assert web.head("/v1/health").status_code == 200, "as `wget --spider` asks"
+    assert web.put("/v1/entries").headers["allow"] == "GET, HEAD, POST"
+    packed = gzip.compress(b'{"query": "x"}')
+    refused = web.post("/v1/search", content=packed, headers={"Content-Type": "application/json"})
+    assert refused.status_code == 400 and "uncompressed" in refused.json()["message"]
 
 
 def test_deep_and_large_bodies(store):
