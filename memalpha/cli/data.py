@@ -19,7 +19,7 @@ from memalpha.qa.progress import show_progress
 from memalpha.tasks.catalog import get_data_set, list_data_sets, loader_options
 from memalpha.tasks.formats.chats import count_left_out
 from memalpha.tasks.formats.jsonl import summarize_tasks
-from memalpha.tasks.load import load_tasks, save_tasks
+from memalpha.tasks.load import check_outputs, load_tasks, save_tasks
 
 if TYPE_CHECKING:
     from memalpha.tasks.dataset_info import DataSet
@@ -107,6 +107,7 @@ def prepare(
             raise ConfigError(f"--{key} and {key}=: give one of them")
         if value is not None:
             options[key] = value
+    check_outputs(out, held_out, [name, *([options["data"]] if "data" in options else [])])
     with _status(f"reading {name}"):
         tasks = load_tasks(name, **options)
         save_tasks(tasks, out, held_out)

@@ -33,7 +33,7 @@ from memalpha.qa.teacher import REPLY_CHARACTERS, append_lines, read_lines
 from memalpha.store.values import contains, is_same
 from memalpha.tasks.formats.chats import with_turn_ids
 from memalpha.tasks.formats.files import build_task
-from memalpha.tasks.load import load_tasks, save_tasks
+from memalpha.tasks.load import check_outputs, load_tasks, save_tasks
 from memalpha.types import Chunk, Question, SampleRequest, Task
 
 UNREADABLE = "the reply is no list of questions"
@@ -236,13 +236,12 @@ def ask_file(
         The tasks that have questions, and the results of all chunks.
 
     Raises:
-        ConfigError: `out` is another file or has another ending.
+        ConfigError: `out` is another file, or `out` or `held_out` cannot be written (`check_outputs`).
         DataError: The conversations or a file cannot be read or written.
         PolicyError: The model did not answer; chunks that are done stay.
     """
     log = out.with_suffix(".asked.jsonl")
-    if out.suffix != ".jsonl":
-        raise ConfigError(f"--out {out}: name a .jsonl file")
+    check_outputs(out, held_out, [data, *([options["data"]] if "data" in options else [])])
     if out.exists() and not log.exists():
         raise ConfigError(
             f"--out {out}: is there already, and {log.name}, which memalpha data ask leaves beside it, is not: name "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -83,7 +83,7 @@ def load_tasks(
     dates = None if is_task_file else options.pop("dates", None)
     selection = {**options, "data": data, "variant": variant}
     if of_sets := [key for key, value in selection.items() if key in options or value is not None]:
-        raise DataError(f"{name}: {of_sets[0]} belongs to named data sets only; a task file is named by its path alone")
+        raise DataError(f"{name}: {of_sets[0]} belongs to named data sets only; a file takes limit and chunk_tokens")
     if dataset is not None:
         return from_dataset(dataset.select(range(min(limit or len(dataset), len(dataset)))).to_list())
     if not path.exists() and not path.suffix:
@@ -173,6 +173,28 @@ def _load_split(dataset: DataSet, variant: str | None, options: dict[str, object
     return read_set(dataset.name, path, variant, validate_options(dataset.name, options))
 
 
+def check_outputs(path: Path, held_out: Path | None, sources: Iterable[str | Path]) -> None:
+    """Refuse task files that could not be read back, are one file, or would replace what they are made from.
+
+    Args:
+        path: The task file to write.
+        held_out: The second task file, if any.
+        sources: Files that the tasks are read from; names of data sets do no harm.
+
+    Raises:
+        ConfigError: The message names the file.
+    """
+    if held_out is not None and held_out.absolute() == path.absolute():
+        raise ConfigError(f"--held-out {held_out}: name another file than --out")
+    for target in (path, held_out):
+        if target is None:
+            continue
+        if target.suffix != ".jsonl":
+            raise ConfigError(f"{target}: tasks are written as JSON Lines: name a .jsonl file")
+        if any(target.resolve() == Path(source).resolve() for source in sources):
+            raise ConfigError(f"{target}: is the file that is read: name another file to write")
+
+
 def save_tasks(tasks: Sequence[Task], path: Path, held_out: Path | None = None) -> None:
     """Write tasks to a task file, and a fifth of them to another one.
 
@@ -184,14 +206,11 @@ def save_tasks(tasks: Sequence[Task], path: Path, held_out: Path | None = None) 
         held_out: File of the fifth; None writes all tasks to `path`.
 
     Raises:
-        ConfigError: Both files are one.
         DataError: There are fewer than two different conversations, or a file cannot be written.
     """
     if held_out is None:
         save_jsonl(tasks, path)
         return
-    if held_out.absolute() == path.absolute():
-        raise ConfigError(f"--held-out {held_out}: name another file than --out")
     texts = ["\n\n".join(chunk.render() for chunk in task.chunks) for task in tasks]
     ordered = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode("utf-8", "replace")).digest())
     if len(ordered) < 2:

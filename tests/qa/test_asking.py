@@ -147,7 +147,7 @@ def test_a_stopped_call_resumes_and_changed_text_is_asked_again(tmp_path, monkey
 def test_wrong_use_is_refused_in_words(tmp_path, memalpha):
     save_jsonl(TASKS, tmp_path / "mine.jsonl")
     ask = ("data", "ask", tmp_path / "mine.jsonl", "--policy", "scripted:add-all", "--out")
-    assert "--out" in memalpha(*ask, tmp_path / "questions.json")[2]
+    assert "name a .jsonl file" in memalpha(*ask, tmp_path / "questions.json")[2]
     assert (
         "mine.asked.jsonl, which memalpha data ask leaves beside it, is not"
         in memalpha(*ask, tmp_path / "mine.jsonl")[2]
@@ -186,6 +186,10 @@ def test_the_command_makes_a_task_file_from_a_chat(tmp_path, memalpha):
     files = (tmp_path / "questions.jsonl", tmp_path / "train.jsonl")
     assert memalpha("data", "prepare", *files, "--held-out", tmp_path / "held-out.jsonl")[0] == 0
     assert "another file than --out" in memalpha("data", "prepare", *files, "--held-out", files[1])[2]
+    before = files[0].read_bytes()
+    for words in (["prepare", files[0], files[0]], ["prepare", *files, "--held-out", files[0]]):
+        assert "is the file that is read" in memalpha("data", *words)[2] and files[0].read_bytes() == before
+    assert "name a .jsonl file" in memalpha("data", "prepare", chat, tmp_path / "chat.csv")[2]
     sides = [[task.id for task in load_tasks(tmp_path / name)] for name in ("train.jsonl", "held-out.jsonl")]
     assert sorted(map(len, sides)) == [1, 1] and sides[0] != sides[1]
     code, out, _ = memalpha("data", "check", tmp_path / "questions.jsonl")
