@@ -16,8 +16,13 @@ from memalpha.errors import DataError, MemalphaError
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """Byte order marks of UTF-16."""
-ZIP = b"PK\x03\x04"
-"""First bytes of a zip archive."""
+_PACKED = {
+    b"PK\x03\x04": "an archive: unpack it and name a text in it, such as a chat's .txt or conversations.json, or save "
+    "a document as text",
+    b"\x1f\x8b": "compressed: unpack it first (gunzip)",
+    b"PAR1": "a Parquet file: write its rows as JSON Lines or CSV first",
+}
+"""What to do with files that are no texts, by their first bytes."""
 
 
 @contextmanager
@@ -71,11 +76,7 @@ def decode_text(data: bytes, name: str) -> str:
     Raises:
         DataError: It is text of another encoding, or none.
     """
-    if data.startswith(ZIP):
-        raise DataError(
-            f"{name}: an archive: unpack it and name a text in it, such as a chat's .txt or conversations.json, or "
-            "save a document as text"
-        )
+    refuse_packed(data, name)
     try:
         text = data.decode("utf-16" if data.startswith(UTF_16) else "utf-8-sig")
     except UnicodeDecodeError as error:
@@ -85,8 +86,19 @@ def decode_text(data: bytes, name: str) -> str:
     return text
 
 
+def refuse_packed(data: bytes, name: str) -> None:
+    """Raise `DataError` with what to do if bytes are an archive or a Parquet file; their first four are enough."""
+    for signature, advice in _PACKED.items():
+        if data.startswith(signature):
+            raise DataError(f"{name}: {advice}")
+
+
 def to_utf8(data: bytes, name: str) -> bytes:
-    """Return the bytes in UTF-8 without a byte order mark; invalid ones stay. Raises `DataError` for bad UTF-16."""
+    """Return the bytes in UTF-8 without a byte order mark; invalid ones stay.
+
+    Raises `DataError` for bad UTF-16, archives and Parquet files.
+    """
+    refuse_packed(data, name)
     if data.startswith(UTF_16):
         return decode_text(data, name).encode()
     return data.removeprefix(codecs.BOM_UTF8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import gzip
 import json
 import os
 import subprocess
@@ -16,7 +17,8 @@ from memalpha.errors import DataError
 from memalpha.qa.scoring.judge import load_labels
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.formats.chats import is_message_file, load_messages
-from memalpha.tasks.formats.files import read_json
+from memalpha.tasks.formats.csv import load_csv
+from memalpha.tasks.formats.files import iter_json_lines, read_json
 from memalpha.tasks.formats.jsonl import load_jsonl
 from memalpha.text_files import decode_text
 
@@ -36,6 +38,15 @@ UNREADABLE = {
     "cut utf-8": "é".encode()[:1],
     "bytes": bytes(range(256)),
 }
+
+
+@pytest.mark.parametrize(("data", "advice"), [(gzip.compress(b"{}"), "gunzip"), (b"PAR1\x15\x04", "a Parquet file")])
+def test_packed_files_are_refused_with_what_to_do(tmp_path: Path, data: bytes, advice: str) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_bytes(data)
+    for load in (load_jsonl, read_json, load_messages, load_csv, lambda path: list(iter_json_lines(path))):
+        with pytest.raises(DataError, match=f"tasks.jsonl: .*{advice}"):
+            load(path)
 
 
 @pytest.mark.parametrize("kind", READABLE)

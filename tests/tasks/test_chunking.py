@@ -186,6 +186,7 @@ def test_a_json_list_is_read_one_item_at_a_time(tmp_path, monkeypatch):
         ('[{"a": 1} {"a": 2}]', r"no comma or '\]' after item 0"),
         ('[1, {"a" 2, "b": "some more text to come here"}]', "item 1: not JSON"),
         (f"[1, {'9' * 5000}]", "item 1: not JSON: Exceeds the limit"),
+        ('[{"a": 1, "a": 2}]', "item 0: not JSON: a: the key occurs twice"),
         ('[1, "open', "item 1: not JSON, or cut off: Unterminated"),
         ("[1] 2", "something follows"),
         ("[" * 100_000, "item 0"),

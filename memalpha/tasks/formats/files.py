@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from memalpha.arguments import check_count, check_path, check_seed
 from memalpha.errors import DataError, install_command
-from memalpha.text_files import UTF_16, parse_json, read_text
+from memalpha.text_files import UTF_16, parse_json, read_text, refuse_packed, unique_keys
 from memalpha.types import Chunk, SpeakerTurn, Task
 
 try:
@@ -305,7 +305,9 @@ def open_text(path: Path) -> IO[str]:
     """Open a text in UTF-8, or in UTF-16 with a byte order mark. Raises `DataError` if it cannot be read."""
     try:
         with path.open("rb") as stream:  # spreadsheets save "Unicode text" as UTF-16 with a byte order mark
-            encoding = "utf-16" if stream.read(2) in UTF_16 else "utf-8-sig"
+            start = stream.read(4)
+        refuse_packed(start, str(path))
+        encoding = "utf-16" if start.startswith(UTF_16) else "utf-8-sig"
         return path.open(encoding=encoding, newline="")
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
@@ -332,7 +334,7 @@ def _decode_item(buffer: str, stream: Any, path: Path, number: int) -> tuple[Any
     Returns:
         The item, and the rest of the buffer.
     """
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
     while True:
         try:
             value, end = decoder.raw_decode(buffer)
@@ -343,7 +345,7 @@ def _decode_item(buffer: str, stream: Any, path: Path, number: int) -> tuple[Any
                 raise DataError(f"{path}: item {number}: not JSON, or cut off: {error.msg}") from error
             buffer += extension
             continue
-        except (ValueError, RecursionError) as error:  # a number of thousands of digits, or too deep
+        except (ValueError, RecursionError) as error:  # a repeated key, thousands of digits, or too deep
             raise DataError(f"{path}: item {number}: not JSON: {error}") from error
         if (
             isinstance(value, int | float)

@@ -202,8 +202,11 @@ def find_problems(task: Task) -> Iterator[tuple[str, str]]:
         yield "id", "empty: every task needs an id"
     turn_ids: set[str] = set()
     for i, chunk in enumerate(task.chunks):
+        field = f"chunks[{i}].{'text' if chunk.text is not None else 'turns'}"
         if not any(text.strip() for text in (chunk.text or "", *(turn.text for turn in chunk.turns))):
-            yield f"chunks[{i}].{'text' if chunk.text is not None else 'turns'}", "empty: there is nothing to read"
+            yield field, "empty: there is nothing to read"
+        if "\0" in chunk.render():
+            yield field, "holds a NUL character, which no memory can store: take it out"
         if chunk.timestamp is not None and not is_iso_time(chunk.timestamp):
             yield f"chunks[{i}].timestamp", f"{chunk.timestamp!r} is no ISO 8601 date or time (2024-05-01)"
         for j, turn in enumerate(chunk.turns):
@@ -231,6 +234,8 @@ def find_problems(task: Task) -> Iterator[tuple[str, str]]:
             yield f"gold_operations[{i}].timestamp", f"{operation.timestamp!r} is no ISO 8601 date or time"
         if operation.kind in ("insert", "update") and not operation.content.strip():
             yield f"gold_operations[{i}].content", f"empty: what the {operation.kind} states"
+        if "\0" in operation.content:
+            yield f"gold_operations[{i}].content", "holds a NUL character, which no memory can store: take it out"
         if turn_ids and operation.turn is not None and operation.turn not in turn_ids:
             yield f"gold_operations[{i}].turn", f"no turn of the task has the id {operation.turn!r}"
     live: set[tuple[str, str]] = set()

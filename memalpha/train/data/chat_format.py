@@ -19,7 +19,7 @@ from memalpha.agent.parsing import from_openai
 from memalpha.agent.replies import format_calls, parse_reply
 from memalpha.errors import DataError, PolicyError
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.text_files import to_utf8
+from memalpha.text_files import parse_json, to_utf8
 from memalpha.types import ToolCall
 
 
@@ -67,14 +67,14 @@ def read_objects(path: Path, keys: Collection[str]) -> Iterator[tuple[str, dict[
     """Yield (file:line, JSON object) for every line.
 
     Raises:
-        DataError: A line is not a JSON object or has a key that is not in `keys`.
+        DataError: A line is not a JSON object, repeats a key or has one that is not in `keys`.
     """
     for source, raw in read_lines(path):
+        value = parse_json(raw, source)
         try:
-            value = json.loads(raw)
             json.dumps(value, ensure_ascii=False).encode()  # JSON allows lone surrogates, tokenizers do not
         except ValueError as error:
-            raise DataError(f"{source}: not valid JSON: {error}") from error
+            raise DataError(f"{source}: not text: {error}") from error
         if not isinstance(value, dict):
             raise DataError(f"{source}: not a JSON object")
         unknown = [key for key in value if key not in keys]

@@ -16,8 +16,9 @@ from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
 
 GOOD = {"id": "a", "chunks": [{"text": "I live in Oslo."}], "questions": [{"id": "q", "question": "Where?"}]}
 
-texts = st.text(st.characters(codec="utf-8"), max_size=20)
-filled = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).filter(str.strip)
+letters = st.characters(codec="utf-8", exclude_characters="\0")
+texts = st.text(letters, max_size=20)
+filled = st.text(letters, min_size=1, max_size=20).filter(str.strip)
 dates = st.none() | st.dates().map(str)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
@@ -97,6 +98,7 @@ def test_garbage_is_a_data_error_that_names_the_file(tmp_path_factory, data):
         ({"id": ""}, "id: empty: every task needs an id"),
         ({"chunks": [{"text": "a"}, {"text": " "}]}, r"chunks\[1\]\.text: empty: there is nothing to read"),
         ({"chunks": [{"turns": [{"speaker": "a", "text": ""}]}]}, r"chunks\[0\]\.turns: empty"),
+        ({"chunks": [{"text": "a\0"}]}, r"chunks\[0\]\.text: holds a NUL"),
         ({"questions": [{"id": " ", "question": "?"}]}, r"questions\[0\]\.id: empty"),
         ({"questions": [{"id": "q", "question": ""}]}, r"questions\[0\]\.question: empty"),
         ({"questions": [{"id": "q", "question": "?", "answers": ["x", ""]}]}, r"questions\[0\]\.answers\[1\]: .* \[\]"),

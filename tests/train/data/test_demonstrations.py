@@ -233,9 +233,11 @@ USER, REPLY = {"role": "user", "content": "a"}, {"role": "assistant", "content":
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("{", "not valid JSON"),
+        ("{", "not JSON"),
+        ('{"prompt": "a", "completion": "b", "completion": "c"}', "not JSON: completion: the key occurs twice"),
+        ("[" * 100_000, "not JSON: maximum recursion"),
         ("[1]", "not a JSON object"),
-        ('{"prompt": "\\ud800", "completion": "b"}', "not valid JSON.*surrogates"),
+        ('{"prompt": "\\ud800", "completion": "b"}', "not text.*surrogates"),
         ({"prompt": "a"}, "completion: missing"),
         ({"completion": "a"}, "prompt: missing"),
         ({}, "write either prompt and completion, or messages"),
