@@ -604,6 +604,7 @@ def _parse_content(content: Any, location: str, *, is_optional: bool) -> str:
 # ------------------------------------------------------------------------------------------------------------ WhatsApp
 
 DATE_ORDERS = ("day-first", "month-first")
+_FIRST_YEAR = 2009  # WhatsApp's: an earlier one is a day (18-05-03), or counts by another calendar (1403)
 NO_CHAT = "no message of a chat export, such as '[24/05/2024, 21:05:09] Ana: text'"
 OTHER_TEXTS = (
     """other texts belong into a task file, a line each: {"id": "diary", "chunks": [{"text": "..."}]} (.jsonl)"""
@@ -775,6 +776,8 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
                     raise ValueError(year)
                 number = int(year) + 2000 * (len(year) == 2)
                 number -= 543 * (number > 2400)  # Thai phones count from the Buddha
+                if number < _FIRST_YEAR:
+                    raise ValueError(number)
                 times.append(datetime(number, int(month), int(day), *message.time))
             except ValueError:
                 problem = max(problem, (message.line, "/".join(message.date)))
@@ -782,7 +785,8 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
         else:
             readings.append(times)
     if not readings:
-        raise DataError(f"{path}:{problem[0]}: there is no date {problem[1]}, read {' or '.join(orders)}")
+        orders_read = f"read {' or '.join(orders)} from {_FIRST_YEAR} on: write years first with four digits"
+        raise DataError(f"{path}:{problem[0]}: there is no date {problem[1]}, {orders_read}")
     if len(readings) == 1 or readings[0] == readings[1]:
         return readings[0]
     in_order = [times for times in readings if all(a.date() <= b.date() for a, b in pairwise(times))]

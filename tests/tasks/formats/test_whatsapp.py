@@ -105,6 +105,8 @@ def test_the_order_of_dates_is_decided_over_the_whole_file(tmp_path):
         ("Dear diary", {}, r"chat\.txt:1: no message of a chat export"),
         ("24/05/2024, 21:05 - Ana: a\n31/02/2024, 21:05 - Ana: b", {}, r"chat\.txt:2: there is no date 31/02/2024"),
         ("24/05/2024, 21:05 - Ana: a", {"dates": "month-first"}, r"chat\.txt:1: there is no date 24/05/2024"),
+        ("18-05-03, 9:05 pm - Ana: a", {}, r"chat\.txt:1: there is no date 18/05/03, .* from 2009 on: write"),
+        ("1403/2/14, 21:05 - Ana: a", {}, r"chat\.txt:1: there is no date 1403/2/14, .* from 2009 on"),
         ("24/05/2024, 21:61 - Ana: a", {}, r"chat\.txt:1: there is no time 21:61"),
         ("24/05/2024, 13:05 pm - Ana: a", {}, r"chat\.txt:1: hour 13 does not exist on a 12-hour clock"),
         ("24/05/2024, 13:05 - Ana left", {}, r"no message has words of a person"),
