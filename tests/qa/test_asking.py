@@ -148,9 +148,11 @@ def test_wrong_use_is_refused_in_words(tmp_path, memalpha):
     save_jsonl(TASKS, tmp_path / "mine.jsonl")
     ask = ("data", "ask", tmp_path / "mine.jsonl", "--policy", "scripted:add-all", "--out")
     assert "name a .jsonl file" in memalpha(*ask, tmp_path / "questions.json")[2]
+    assert "is the file that is read" in memalpha(*ask, tmp_path / "mine.jsonl")[2]
+    save_jsonl(TASKS, tmp_path / "there.jsonl")
     assert (
-        "mine.asked.jsonl, which memalpha data ask leaves beside it, is not"
-        in memalpha(*ask, tmp_path / "mine.jsonl")[2]
+        "there.asked.jsonl, which memalpha data ask leaves beside it, is not"
+        in memalpha(*ask, tmp_path / "there.jsonl")[2]
     )
     assert "is no endpoint" in memalpha(*ask, tmp_path / "q.jsonl", "--price", "1,2")[2]
     assert "two numbers are needed" in memalpha(*ask, tmp_path / "q.jsonl", "--price", "1")[2]
