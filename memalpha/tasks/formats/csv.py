@@ -100,16 +100,18 @@ def load_csv(path: str | Path) -> list[Task]:
 def _one_table(question_rows: Sequence[Row], path: Path) -> list[Task]:
     _refuse_columns(question_rows, ("evidence", "asked_after_chunk"), "needs the turns of a chunks.csv")
     tasks: dict[str, tuple[TaskBuilder, list[Question]]] = {}
-    seen: set[tuple[str, str]] = set()
+    times: dict[tuple[str, str], str | None] = {}
     for location, row in question_rows:
         context = row["context"].strip()
         if not context:
             raise DataError(f"{location}: context: empty")
         id = _task_id(row, location) if "task" in row else context
         builder, questions = tasks.setdefault(id, (TaskBuilder(), []))
-        if (id, context) not in seen:
-            builder.add_text(context, _time(row, location))
-            seen.add((id, context))
+        time = _time(row, location)
+        if (id, context) not in times:
+            builder.add_text(context, time)
+        if times.setdefault((id, context), time) != time:
+            raise DataError(f"{location}: timestamp: differs from that of the same context before: write a chunks.csv")
         questions.append(_question(row, location, len(questions)))
     has_task_column = "task" in question_rows[0][1]
     return [

@@ -157,6 +157,10 @@ def test_byte_order_marks(tmp_path, encoding):
 def test_bad_single_tables_are_refused(tmp_path):
     for text, says in (
         ("context,question,answer\n,Who?,a\n", r"t\.csv:2: context: empty"),
+        (
+            "context,timestamp,question,answer\nx,2024-05-01,Who?,a\nx,2024-06-01,Who?,b\n",
+            r"t\.csv:3: timestamp: differs",
+        ),
         ("context,question,answer,evidence\nx,Who?,a,t1\n", r"t\.csv: column 'evidence' needs the turns of a chunks"),
     ):
         with pytest.raises(DataError, match=says):
