@@ -14,7 +14,7 @@ from threading import Thread
 import pytest
 
 from memalpha.errors import DataError, EmbedderError, InvalidContent, MemalphaError, StoreError
-from memalpha.store.backends import base
+from memalpha.store.backends import base, sqlite
 from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.store.io.markdown import export_markdown
 from memalpha.store.memory import WorkingMemory
@@ -338,6 +338,33 @@ def test_a_jump_of_the_systems_clock_is_refused(tmp_path: Path, days, monkeypatc
     ahead[0] = timedelta(days=days)
     store.insert("semantic", "Ana is back.")
     assert entry not in store.list()
+
+
+@pytest.mark.sqlite
+def test_a_file_with_two_names_is_not_written(tmp_path: Path, monkeypatch) -> None:
+    path, second = tmp_path / "a b.db", tmp_path / "second.db"
+    new(path).close()
+    second.hardlink_to(path)
+    with pytest.raises(StoreError, match="second name"):
+        MemoryStore.open(second)
+    assert MemoryStore.open(second, read_only=True).count() == 0
+    second.unlink()
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("63 43 254:0 /a.db " + str(path).replace(" ", r"\040") + " rw,relatime - ext4 /dev/vda rw\n")
+    monkeypatch.setattr(sqlite, "MOUNTS", mounts)
+    with pytest.raises(StoreError, match=r"mounted alone.*mount the folder"):
+        MemoryStore.open(path)
+    mounts.unlink()
+    MemoryStore.open(path).close()
+
+
+@pytest.mark.sqlite
+def test_a_link_is_read_with_the_log_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(tmp_path / "a.db")
+    with new(tmp_path / "a.db") as store:
+        store.add("only in the log")
+        with MemoryStore.open(tmp_path / "link.db", read_only=True) as reader:
+            assert reader.count() == 1
 
 
 @pytest.mark.sqlite

@@ -224,6 +224,7 @@ def _explain(path: str, code: str) -> str:
 
 
 _PAGE_SIZE = 8192  # bytes; holds five vectors of 384 numbers, while half of it would hold two
+MOUNTS = Path("/proc/self/mountinfo")
 _MAX_LISTED = 5  # foreign objects that a message names
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 64 << 20,  # bytes of a value or a row
@@ -290,6 +291,8 @@ class SQLiteDatabase(Backend, ForkAware):
                     pass
                 except OSError as error:
                     raise StoreError(f"{Path(path)}: the file cannot be created ({error.strerror})") from error
+        if path != ":memory:" and not self.is_read_only:
+            _check_only_name(Path(path))
         self._open(create, initial_meta)
         self.watch_forks()
 
@@ -320,6 +323,10 @@ class SQLiteDatabase(Backend, ForkAware):
             return None
         return status.st_dev, status.st_ino
 
+    def _find_log(self) -> Path:
+        """Return the path of the write-ahead log: beside the file, not beside a symbolic link to it."""
+        return Path(f"{Path(self._file).resolve()}-wal")
+
     def _check_file(self) -> None:
         """Raise `StoreError` if the file at the path is no longer the open one."""
         if self._identity != self._read_identity():
@@ -331,7 +338,7 @@ class SQLiteDatabase(Backend, ForkAware):
                 with suppress(sqlite3.Error):
                     self.connection.execute("PRAGMA busy_timeout = 0")
                     self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-            log = Path(f"{self._file}-wal")
+            log = self._find_log()
             if log.exists() and log.stat().st_size:  # closing would remove it: it may be that of the other file
                 LEFT_OPEN.append(self.connection)
             else:
@@ -717,6 +724,19 @@ def _check_path(path: Path, create: bool) -> None:
         raise StoreError(f"{path} is no file, but a device or a pipe: give another path")
 
 
+def _check_only_name(path: Path) -> None:
+    """Raise `StoreError` for a file that others may know by another path.
+
+    Each path has a write-ahead log of its own, so that what is written through one of them is lost.
+    """
+    if path.exists() and path.stat().st_nlink > 1:
+        raise StoreError(f"{path} has a second name (a hard link), under which writes would be lost: copy the file")
+    with suppress(OSError):  # only Linux has the list
+        name = str(path.resolve()).replace("\\", r"\134").replace(" ", r"\040")
+        if any(line.split(" ")[4] == name for line in MOUNTS.read_text("utf-8", "surrogateescape").splitlines()):
+            raise StoreError(f"{path} is mounted alone, and its log would lie on another disk: mount the folder")
+
+
 class ReadOnlyDatabase(SQLiteDatabase):
     """Connection that writes nothing.
 
@@ -754,7 +774,7 @@ class ReadOnlyDatabase(SQLiteDatabase):
 
     def _read_file_state(self) -> tuple[Any, ...]:
         """Return what changes when somebody writes: size and time of the file, and the size of its log."""
-        status, log = Path(self._file).stat(), Path(f"{self._file}-wal")
+        status, log = Path(self._file).stat(), self._find_log()
         return (status.st_ino, status.st_size, status.st_mtime_ns), log.stat().st_size if log.exists() else 0
 
     def _prepare(self, *_: Any) -> None:
