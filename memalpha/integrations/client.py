@@ -128,6 +128,8 @@ class _Request:
             code, message = "", f"the server answered {response.status_code}"
             if isinstance(fields, dict) and isinstance(fields.get("message"), str):
                 code, message = str(fields.get("code", "")), fields["message"]
+            if location := response.headers.get("Location"):
+                message += f": a redirect to {location}, which is the address to give"
             wait = response.headers.get("Retry-After", "")
             retry_after = float(wait) if wait.isdecimal() else None
             error_class = _ERRORS.get(response.status_code, ClientError)

@@ -47,7 +47,8 @@ export function createMemoryClient(options: MemoryClientOptions): MemoryClient {
 
 async function fetchAgain(request: Request, retries: number): Promise<Response> {
   for (let attempt = 0; ; attempt += 1) {
-    const response = await fetch(request.clone());
+    // Of a redirected POST, fetch would make a GET without a body: the entry would be lost.
+    const response = await fetch(request.clone(), { redirect: "manual" });
     const seconds = retryAfter(response) ?? 0.5 * 2 ** attempt;
     if (response.status !== 429 || attempt >= retries || seconds > MAX_WAIT_SECONDS) return response;
     await response.body?.cancel();
@@ -66,6 +67,8 @@ const throwErrors: Middleware = {
     } catch {
       // The answer of a proxy, without a body of memalpha's: the status says all that is known.
     }
+    const location = response.headers.get("Location");
+    if (location !== null) message += `: a redirect to ${location}, which is the address to give`;
     throw new MemoryError(code, message, response.status, retryAfter(response));
   },
 };
