@@ -230,6 +230,11 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
         DataError: the file cannot be read, or is empty.
     """
     check_timestamp(timestamp)
+    if file.is_dir():
+        raise DataError(
+            f"{file}: is a folder: name one file at a time; memalpha data prepare {file} chats.jsonl makes one file of "
+            "exported chats, which memalpha read --namespaces task reads"
+        )
     if file.suffix in (".json", ".txt"):
         tasks = load_exports(file, size=size, exact_times=exact_times)
         if tasks is not None:
@@ -240,7 +245,14 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
             raise DataError(f"{file}: no message has words of a user or an assistant: there is nothing to read")
         return chunks
     if file.suffix == ".jsonl":
-        return [chunk for task in load_jsonl(file) for chunk in task.chunks]
+        tasks = load_jsonl(file)
+        if len(tasks) > 1:
+            print(
+                f"memalpha: {file}: its {len(tasks)} conversations go into one namespace; --namespaces task gives each "
+                "its own",
+                file=sys.stderr,
+            )
+        return [chunk for task in tasks for chunk in task.chunks]
     pieces: list[str] = []
     for line in read_text(file).splitlines(keepends=True):
         if pieces and len(pieces[-1]) + len(line) <= size:

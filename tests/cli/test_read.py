@@ -109,6 +109,9 @@ def test_conversations_of_a_task_file_go_to_namespaces(memalpha, tmp_path: Path)
     ids = ["ana", "ben", "cleo", "dan"]
     lines = [json.dumps({"id": id, "chunks": [{"text": f"user: I am {id}."}]}) for id in ids]
     tasks.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    err = memalpha("read", tmp_path / "one.db", tasks, "--policy", "add_all")[2]
+    assert err.endswith("its 4 conversations go into one namespace; --namespaces task gives each its own\n")
+    assert "is a folder: name one file" in memalpha("read", store, tmp_path, "--policy", "add_all")[2]
     read = ("read", store, tasks, "--policy", "add_all", "--namespaces", "task")
     code, out, _ = memalpha(*read, "--shard", "0/2", "--json")
     first = json.loads(out)
