@@ -174,7 +174,7 @@ def _flush(path: Path) -> None:
 
 
 RUN_FILE = "run.json"
-"""File with the run's id, for trackers, and the fingerprint of its data."""
+"""File with the run's id, for trackers, the fingerprint of its data, and the names of its rewards."""
 STOP_FILE = "stopped.json"
 """File that says why a run stopped before its end; a resumed run removes it."""
 
@@ -203,6 +203,7 @@ class RunDirectory:
     def __init__(self, path: Path, world: World = SINGLE_PROCESS) -> None:
         self.path, self.world = path, world
         self.data: str | None = None
+        self.rewards: list[str] | None = None
         self._lock = ExitStack()
 
     def __enter__(self) -> RunDirectory:
@@ -225,24 +226,25 @@ class RunDirectory:
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"out: no right to write in {existing}: {path} cannot be a run directory, name another")
 
-    def claim(self, config: LearnerConfig, data: str | None = None) -> None:
+    def claim(self, config: LearnerConfig, data: str | None = None, rewards: list[str] | None = None) -> None:
         """Lock the directory for a run and check that its recorded settings are those of `config`.
 
         Args:
             config: Settings of the run.
             data: Fingerprint of the tasks; None if the run records its data otherwise.
+            rewards: Names of what rewards the replies, which may be objects that no settings hold.
 
         Raises:
             CheckpointError: Another process holds the lock, the settings are others or unreadable, or the run in the
-                directory began with other data.
+                directory began with other data or rewards.
         """
-        self.data = data
+        self.data, self.rewards = data, rewards
         self.world.run_on_main(self.lock)
         self.world.run_on_main(lambda: self.check_settings(config))
 
     def begin_run(self) -> None:
-        """Give the run an id of its own and record the fingerprint of its data."""
-        write_json(self.path / RUN_FILE, {"id": uuid4().hex[:16], "data": self.data})
+        """Give the run an id of its own and record what it began with."""
+        write_json(self.path / RUN_FILE, {"id": uuid4().hex[:16], "data": self.data, "rewards": self.rewards})
 
     def lock(self) -> None:
         """Lock the directory, in the main process, until the context ends; create it if missing.
@@ -290,7 +292,14 @@ class RunDirectory:
                 f"{self.path} holds a run with other settings ({differences}): give the same ones to resume it, or "
                 "another out"
             )
-        if self.read_json(RUN_FILE)["data"] != self.data:
+        start = self.read_json(RUN_FILE)
+        began_with = start.get("rewards", self.rewards)  # runs of an earlier version record none
+        if began_with != self.rewards:
+            raise CheckpointError(
+                f"{self.path} holds a run that began with other rewards ({began_with} there, {self.rewards} now): "
+                "give the same ones to resume it, or another out"
+            )
+        if start["data"] != self.data:
             raise CheckpointError(
                 f"{self.path} holds a run that began with other tasks (data or eval_data has changed since): put back "
                 "the files to resume it, or name another out to train on the new ones"

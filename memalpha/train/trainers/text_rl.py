@@ -112,7 +112,7 @@ def text_trainer(
         score="accuracy" if scorer.can_succeed else "reward",
         stop_below=config.evaluation.stop_below,
     )
-    directory.claim(config, source.fingerprint)
+    directory.claim(config, source.fingerprint, _reward_names(environment))
     return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
 
@@ -192,6 +192,13 @@ class TextReflection(Reflecting[TextTask]):
         if self.settings.tell_answer and sentences and answer is not None:
             sentences += [f"The answer is {answer}."]
         return " ".join(sentences)
+
+
+def _reward_names(environment: Any) -> list[str]:
+    """Return name and weight of each reward function, or the name of an environment of the user's own."""
+    if isinstance(environment, TextGeneration):
+        return [f"{part.name} * {part.weight:g}" for part in environment.rewards]
+    return [getattr(environment, "__name__", type(environment).__name__)]
 
 
 def _feedback_function(

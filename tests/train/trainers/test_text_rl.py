@@ -189,6 +189,8 @@ def test_a_run_is_resumed_on_its_own_tasks_only(text):
     for tasks in (text_tasks(25), text_tasks(20)[::-1], changed):
         with pytest.raises(CheckpointError, match="began with other tasks"):
             run(text(max_steps=2), tasks=tasks)
+    with pytest.raises(CheckpointError, match=r"other rewards \(.*'short \* 1'\] there, \['upper \* 1'\] now\)"):
+        run(text(max_steps=2), tasks=text_tasks(20), rewards=[upper])
     assert run(text(max_steps=2), tasks=text_tasks(20))["steps"] == 2
 
 
