@@ -1,5 +1,6 @@
 """Transactions, and calls on many entries."""
 
+import sqlite3
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from memalpha.errors import (
     UnknownEntry,
     UnknownFieldWarning,
 )
+from memalpha.store.backends import sqlite
 from memalpha.store.backends.base import system_clock
 from memalpha.store.open import open_database, open_namespace
 from memalpha.store.state import MemoryState
@@ -215,6 +217,13 @@ def test_contents_have_a_limit(tmp_path: Path) -> None:
         assert store.import_jsonl(tmp_path / "facts.jsonl") == 1
         with pytest.raises(InvalidContent, match="over the limit of 1,000,000"):
             store.insert("semantic", "x" * 1_000_001)
+
+
+@pytest.mark.sqlite
+def test_an_entry_too_large_for_the_file_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(sqlite._LIMITS, sqlite3.SQLITE_LIMIT_LENGTH, 100_000)
+    with MemoryStore.open(":memory:", embedder="hash") as store, pytest.raises(StoreError, match="metadata is over"):
+        store.insert("semantic", "city: Oslo", metadata={"a": "x" * 200_000})
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])

@@ -242,7 +242,10 @@ def serve_stdio(service: MemoryService) -> None:
                 sys.stderr.flush()
             os._exit(0)
         stopped.cancel()
-        await serving
+        try:
+            await serving
+        except* BrokenPipeError:  # the host has gone, and nobody reads its answers
+            pass
 
     asyncio.run(serve())
 

@@ -220,6 +220,8 @@ def _explain(path: str, code: str) -> str:
             return "the file cannot be opened: is it a file, and may this process open more of them (ulimit -n)?"
     if code.startswith("SQLITE_IOERR"):
         return f"the disk reports an error ({code}): look at the system's log, and try again"
+    if code == "SQLITE_TOOBIG":
+        return "an entry with its metadata is over 64 MiB: keep such data in a file, and its path in the entry"
     return ""
 
 

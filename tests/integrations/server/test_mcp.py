@@ -300,6 +300,17 @@ def test_stdio_and_a_restart(tmp_path):
         assert [entry.content for entry in reopened.list()] == ["Ana: I live in Porto.", "city: Porto"]
 
 
+def test_a_host_that_is_gone_leaves_no_traceback(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    words, line = command(tmp_path / "ana.db", "--mcp"), b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n'
+    ended = subprocess.run(
+        [sys.executable, *words], input=line, stdout=writer, stderr=subprocess.PIPE, env={**os.environ, **ENVIRONMENT}
+    )
+    os.close(writer)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
 def test_shutdown_with_two_active_clients(tmp_path):
     """An MCP and an HTTP client write until SIGTERM: every acknowledged write is in the store, in order."""
     path, secret = tmp_path / "ana.db", tmp_path / "token"
