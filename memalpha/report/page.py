@@ -82,7 +82,7 @@ class RunPage:
                 (`eval/*.jsonl`), a live one no `config.yaml` either, or a line of them is not JSON.
         """
         folder = self.folder
-        metrics, summary = self._metrics(live=live), _read_json(folder / "summary.json")
+        metrics, summary = self._metrics(), _read_json(folder / "summary.json")
         texts = load_text_summaries(folder / "eval")
         evaluated = {} if texts else load_systems(folder / "eval")
         config_path = folder / "config.yaml"
@@ -131,7 +131,7 @@ class RunPage:
 
     def training(self) -> str:
         """Return the page's part on training as it is now."""
-        metrics, texts = self._metrics(live=True), load_text_summaries(self.folder / "eval")
+        metrics, texts = self._metrics(), load_text_summaries(self.folder / "eval")
         if not metrics:
             return ""
         return ENVIRONMENT.get_template("training.html").render(self._training_values(metrics, is_text=bool(texts)))
@@ -149,7 +149,7 @@ class RunPage:
 
         A step's rollouts are all there once its line of metrics is.
         """
-        metrics = self._metrics(live=True)
+        metrics = self._metrics()
         rollouts = [step for step in self.rollouts.steps() if metrics and step <= metrics[-1]["step"]]
         total = self._scheduled_steps()
         done = f"step {metrics[-1]['step'] + 1}" + (f" of {total}" if total else "") if metrics else "no step yet"
@@ -184,12 +184,12 @@ class RunPage:
             return ""
         if reason := _read_json(self.folder / "stopped.json").get("reason"):
             return str(reason)
-        start = (_read_lines(self.folder / "starts.jsonl", growing=True) or [{}])[-1]
+        start = (_read_lines(self.folder / "starts.jsonl") or [{}])[-1]
         is_here = start.get("host") == platform.node() and isinstance(start.get("pid"), int)
         return f"its process ({start['pid']}) is gone" if is_here and not _is_alive(start["pid"]) else ""
 
-    def _metrics(self, *, live: bool) -> list[dict[str, Any]]:
-        return _read_lines(self.folder / "metrics.jsonl", growing=live)
+    def _metrics(self) -> list[dict[str, Any]]:
+        return _read_lines(self.folder / "metrics.jsonl")
 
     def _start_validation(self) -> dict[str, float]:
         """Return the validation metrics of the start weights; {} if the run did not validate or lost its checkpoints.
@@ -210,7 +210,7 @@ class RunPage:
 
     def _scheduled_steps(self) -> int | None:
         """Return the steps of the whole run; None if an older run did not record them."""
-        starts = _read_lines(self.folder / "starts.jsonl", growing=True)
+        starts = _read_lines(self.folder / "starts.jsonl")
         return starts[-1].get("scheduled_steps") if starts else None
 
     def _rollout_values(self, *, live: bool) -> dict[str, Any]:
@@ -351,17 +351,18 @@ def _read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _read_lines(path: Path, *, growing: bool = False) -> list[dict[str, Any]]:
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the objects of a JSON Lines file; NaN and infinities in them, which no chart can show, as None."""
     if not path.exists():
         return []
-    lines = []
-    data = path.read_bytes()
-    if growing:  # the run may be writing the last line
-        data = data.rpartition(b"\n")[0]
-    for number, text in enumerate(data.split(b"\n"), 1):
+    lines: list[Any] = []
+    texts = path.read_bytes().split(b"\n")
+    for number, text in enumerate(texts, 1):
         try:
-            lines += [json.loads(text)] if text else []
+            lines += [json.loads(text, parse_constant=lambda name: None)] if text else []
         except ValueError as error:
+            if number == len(texts) and text.startswith(b'{"'):  # the run writes it, or was killed over it
+                break
             raise DataError(f"{path}:{number}: not valid JSON: {error}") from error
         if lines and not isinstance(lines[-1], dict):
             raise DataError(f"{path}:{number}: not a JSON object")

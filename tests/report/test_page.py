@@ -149,6 +149,16 @@ def test_a_broken_line_is_named(run: Path) -> None:
         write_report(run)
 
 
+def test_the_line_that_a_kill_cut_and_a_metric_without_a_number_are_left_out(run: Path) -> None:
+    page = write_report(run).read_text(encoding="utf-8")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 50, "rew')
+    assert write_report(run).read_text(encoding="utf-8") == page
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('ard": NaN, "entropy": Infinity}\n')
+    assert "nan" not in write_report(run).read_text(encoding="utf-8").lower()
+
+
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe\xfd", b"[1]"])
 @pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "eval/example.json"])
 def test_garbage_in_a_run_directory_is_named(run: Path, name: str, content: bytes) -> None:
