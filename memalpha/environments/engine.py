@@ -16,12 +16,13 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, NamedTuple, Protocol, TypeGuard, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, SupportsFloat, TypeGuard, runtime_checkable
 
 from memalpha.arguments import brief_repr
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.policy.base import Policy, RenderingPolicy, SamplingQueue, noise_key, open_queue
 from memalpha.types import (
+    LARGEST_REWARD,
     AnyTask,
     Operation,
     Reward,
@@ -183,18 +184,24 @@ def sum_rewards(steps: Sequence[float | Mapping[str, float]], where: str) -> Rew
     """Sum each component over an episode's steps and credit the total to every reply.
 
     Raises:
-        RewardError: A reward is no number, or the total is not finite. The message starts with `where`.
+        RewardError: A reward is no number, none has a component, or the total is beyond float32. The message starts
+            with `where`.
     """
     totals: dict[str, float] = {}
     for reward in steps:
         for name, value in (reward if isinstance(reward, Mapping) else {TOTAL: reward}).items():
+            problem = f"{where}: reward {name!r} is {brief_repr(value)}: a number is needed"
+            if not isinstance(value, SupportsFloat):  # float() would read a text
+                raise RewardError(problem)
             try:
                 totals[str(name)] = totals.get(str(name), 0.0) + float(value)
-            except (TypeError, ValueError) as error:
-                raise RewardError(f"{where}: reward {name!r} is {value!r}: a number is needed") from error
+            except (TypeError, ValueError, OverflowError) as error:
+                raise RewardError(problem) from error
+    if not totals:
+        raise RewardError(f"{where}: its rewards have no component: a number is needed")
     total = sum(totals.values())
-    if total != total or total in (float("inf"), float("-inf")):
-        raise RewardError(f"{where}: its reward is {total}: a finite number is needed")
+    if not abs(total) <= LARGEST_REWARD:
+        raise RewardError(f"{where}: its reward is {total}: a number within {LARGEST_REWARD:g} is needed")
     count = len(steps)
     return Reward(
         turns=(total,) * count,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 from fake_policy import FakePolicy
 from tiny import tiny_policy
 
 from memalpha.environments import RolloutEngine, Step, rollouts
-from memalpha.environments.engine import reflection_messages, with_advice
+from memalpha.environments.engine import reflection_messages, sum_rewards, with_advice
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.rewards.environments import MultiObjective, PreferenceComparison, TextGeneration
 from memalpha.rewards.evaluate import TextScorer, evaluate_text
@@ -198,3 +199,9 @@ def test_advice_and_reflection_stand_in_the_last_user_message():
         "{attempt}?\n\nYour reply:\nmine\n\nReward 0.5. math: wrong.\nEarlier advice that helped:\n- count twice\n"
         "What should the next reply do differently? Answer in one or two sentences."
     )
+
+
+@pytest.mark.parametrize("reward", ["1", None, 10**400, 1e39, math.nan, {}, {"a": [1]}])
+def test_a_reward_that_no_learner_can_use_is_refused_with_its_place(reward):
+    with pytest.raises(RewardError, match=r"^Guess: (its )?rewards? .*a number (within .*)?is needed"):
+        sum_rewards([reward], "Guess")
