@@ -143,7 +143,8 @@ def load_chat_folder(path: Path, dates: str | None = None) -> list[Task]:
         for task in chats:
             if task.id in file_of:
                 other = file_of[task.id].name
-                raise DataError(f"{file}: the id {task.id!r} is that of a chat in {other} too: rename it")
+                advice = "rename it" if task.id == file.stem else "leave it out of one of them"
+                raise DataError(f"{file}: the id {task.id!r} is that of a chat in {other} too: {advice}")
             file_of[task.id] = file
         tasks += chats
     return tasks

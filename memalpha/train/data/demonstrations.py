@@ -268,13 +268,15 @@ def load_rows(path: Path, policy: TransformersPolicy) -> list[list[TrainingSampl
     """
     rows_by_line = []
     for source, value in read_objects(path, _KEYS):
-        rows = []
+        rows, task = [], source if value.get("task") is None else value["task"]
+        if not isinstance(task, str | int):
+            raise DataError(f"{source}: task: the id of a task is needed, not {task!r:.80}")
         for prompt, reply, field in _prompts_and_replies(value, policy, source):
             if not prompt:
                 raise DataError(f"{source}: {field}: there is no prompt before it")
             ids = encode_reply(policy, reply, f"{source}: {field}")
             check_room(policy, len(prompt) + len(ids), source)
-            rows.append(cross_entropy_sample(prompt, ids, task=str(value.get("task", source))))
+            rows.append(cross_entropy_sample(prompt, ids, task=str(task)))
         rows_by_line.append(rows)
     return rows_by_line
 

@@ -190,7 +190,7 @@ def test_a_folder_of_chats_is_a_task_for_each_file(tmp_path, memalpha):
     error = memalpha("data", "check", folder / "ana.txt", folder / "bo.txt")[2]
     assert "bo.txt: one file or folder is read: put several exported chats into a folder" in error
     (folder / "ana.json").write_text('[{"role": "user", "content": "Hi."}]')
-    with pytest.raises(DataError, match=r"ana\.txt: the id 'ana' is that of a chat in ana\.json too"):
+    with pytest.raises(DataError, match=r"ana\.txt: the id 'ana' is that of a chat in ana\.json too: rename it"):
         load_tasks(folder, dates="day-first")
     (folder / "ana.json").unlink()
     for name, text in (("a.jpg", "x"), ("a.txt", "Dear diary"), ("a.json", "{}")):

@@ -239,6 +239,7 @@ USER, REPLY = {"role": "user", "content": "a"}, {"role": "assistant", "content":
         ("[1]", "not a JSON object"),
         ('{"prompt": "\\ud800", "completion": "b"}', "not text.*surrogates"),
         ({"prompt": "a"}, "completion: missing"),
+        ({"prompt": "a", "completion": "b", "task": ["t"]}, r"task: the id of a task is needed, not \['t'\]"),
         ({"completion": "a"}, "prompt: missing"),
         ({}, "write either prompt and completion, or messages"),
         ({"messages": [USER, REPLY], "prompt": "a"}, "write either prompt and completion, or messages"),
