@@ -21,7 +21,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from memalpha.errors import ConfigError, DuplicateContent, InvalidContent
-from memalpha.store.fields import format_utc, validate_fields
+from memalpha.store.fields import FIELD_CHECKS, format_utc
 from memalpha.store.keyed_entries import KeyedEntries, escape_key
 from memalpha.store.search.ranking import Route
 from memalpha.store.store import MemoryStore
@@ -147,7 +147,7 @@ class LangGraphStore(BaseStore):
         if op.value is None:
             self._items.delete(key)
             return
-        value = validate_fields({"metadata": op.value}).get("metadata", {})  # in JSON's own types
+        value: Any = FIELD_CHECKS["metadata"]("value", op.value)  # in JSON's own types
         time, current = self._items.now(), self._items.get(key)
         created = format_utc(time) if current is None else current.metadata["item"]["created_at"]
         item: dict[str, Any] = {
@@ -203,8 +203,8 @@ def _content_text(value: Mapping[str, Any]) -> str:
 def _expiry(time: datetime, minutes: float) -> str:
     try:
         return format_utc(time + timedelta(minutes=minutes))
-    except (OverflowError, ValueError) as error:
-        raise InvalidContent(f"ttl {minutes!r}: too many minutes") from error
+    except (OverflowError, TypeError, ValueError) as error:
+        raise InvalidContent(f"ttl {minutes!r}: a number of minutes is needed, up to the year 9999") from error
 
 
 def _key(namespace: Path, key: str) -> str:

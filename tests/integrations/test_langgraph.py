@@ -218,8 +218,11 @@ def test_invalid_items_are_refused_with_their_batch(store):
         items.put(("a.b",), "x", {"n": 1})
     with pytest.raises(StoreError, match="unknown operator"):
         items.search((), filter={"n": {"$near": 1}})
-    with pytest.raises(InvalidContent, match="too many minutes"):
-        items.put(("a",), "x", {"n": 1}, ttl=1e16)
+    with pytest.raises(InvalidContent, match=r"^value: the key 1 is no text"):
+        items.put(("a",), "x", {"n": {1: 1}})
+    for ttl in (1e16, "5"):
+        with pytest.raises(InvalidContent, match=r"ttl .*: a number of minutes"):
+            items.put(("a",), "x", {"n": 1}, ttl=ttl)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="0 or more"):
         items.search((), offset=-1)
     with pytest.raises(ValueError, match="unknown operation"):
