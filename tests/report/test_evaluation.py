@@ -7,6 +7,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_page import page_of
@@ -123,6 +124,15 @@ def test_every_link_leads_somewhere_and_every_failure_opens(evaluated: Path) -> 
     assert text.count("✗") == 7 + MAX_FAILURES
     assert "… and 5 more in eval/writer.jsonl." in text
     assert "Question &lt;0&gt;?" in text and "a &amp; b" in text and "Lost: &lt;there&gt;." in text
+
+
+def test_an_id_without_blanks_stays_within_the_page(tmp_path: Path, browser: Any) -> None:
+    save(tmp_path, "rag", [record(n, "never_written", task="x" * 150) for n in range(2)])
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(write_report(tmp_path).as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    assert "x" * 150 in page.inner_text(".failures")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_a_training_run_whose_losses_are_known_shows_them(run: Path) -> None:
