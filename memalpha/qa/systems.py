@@ -360,7 +360,7 @@ class Streamed:
             raise EvaluationError(f"{where}: {error}{hint}") from error
         except MemalphaError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename != __file__]
             lines = [
                 f" ({frame.filename}, line {frame.lineno})" for frame in frames if frame.filename == frames[0].filename

@@ -368,3 +368,12 @@ def test_a_function_whose_weighted_value_overflows_is_named(value, weight):
     reward.functions = [(part, lambda trajectory, records: value)]
     with pytest.raises(RewardError, match=r"reward\.functions\.mine: os:getcwd gave .* its weight .* below 1\.7e\+38"):
         reward.reward(roll(BOTH), [])
+
+
+def test_a_function_that_raises_is_named():
+    reward = MemoryReward(RewardConfig(), len)
+    reward.functions = [
+        (MemoryFunction(name="mine", function="os:getcwd", weight=1.0), lambda attempt, records: {}["x"])
+    ]
+    with pytest.raises(RewardError, match=r"reward\.functions\.mine: os:getcwd raised KeyError: 'x'"):
+        reward.reward(roll(BOTH), [])
