@@ -256,7 +256,7 @@ def write(
     from memalpha.agent.prompts import prompted_config
     from memalpha.policy.load import load_policy
     from memalpha.qa.reader import PolicyReader, load_reader
-    from memalpha.qa.teacher import NO_CALL, RowsFile, load_teacher, write_rows
+    from memalpha.qa.teacher import NO_CALL, RowsFile, load_teacher, lock_log, write_rows
 
     teacher = load_teacher(policy, _parse_price(price))
     own = (
@@ -264,7 +264,8 @@ def write(
     )  # a script answers nothing
     answers = load_reader(reader or own, teacher, frozen=True)
     file, tasks = RowsFile(out), list(load_tasks(name, **_load_options(_parse_options(overrides))))
-    with show_progress("conversations") as progress:
+    with lock_log(file.scores_path, "memalpha data write"), show_progress("conversations") as progress:
+        file = RowsFile(out)  # again: another process may have ended since
         results = write_rows(
             tasks,
             teacher,

@@ -29,7 +29,7 @@ from memalpha.qa.passages import passages_as_hits, turn_passages
 from memalpha.qa.progress import show_progress
 from memalpha.qa.reader import load_reader
 from memalpha.qa.scoring.metrics import is_correct, score_question
-from memalpha.qa.teacher import REPLY_CHARACTERS, append_lines, read_lines
+from memalpha.qa.teacher import REPLY_CHARACTERS, append_lines, lock_log, read_lines
 from memalpha.store.values import contains, is_same
 from memalpha.tasks.formats.chats import with_turn_ids
 from memalpha.tasks.formats.files import build_task
@@ -236,7 +236,7 @@ def ask_file(
         The tasks that have questions, and the results of all chunks.
 
     Raises:
-        ConfigError: `out` is another file, or `out` or `held_out` cannot be written (`check_outputs`).
+        ConfigError: Another process writes `out`, it is another file, or a file cannot be written (`check_outputs`).
         DataError: The conversations or a file cannot be read or written.
         PolicyError: The model did not answer; chunks that are done stay.
     """
@@ -248,7 +248,7 @@ def ask_file(
             "another file"
         )
     tasks = [with_turn_ids(part) for task in load_tasks(data, **options) for part in _split(task, split)]
-    with show_progress("chunks") as report:
+    with lock_log(log, "memalpha data ask"), show_progress("chunks") as report:
         results = ask_tasks(tasks, asker, log, progress=lambda done, total: report("asking", done, total))
     asked = []
     for task in tasks:

@@ -13,6 +13,7 @@ from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.qa import questions
 from memalpha.qa.questions import Asker, ask_file
+from memalpha.qa.teacher import lock_log
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
@@ -220,3 +221,13 @@ def test_only_unreadable_replies_are_asked_again(tmp_path, memalpha):
         assert code == 0 and "1 asked again" in out and "no list of questions are asked" not in out
         assert [len(task.questions) for task in load_tasks(tmp_path / "q.jsonl")] == [3, 1]
         assert "asked again" not in memalpha(*words)[1]
+
+
+def test_two_commands_never_write_one_file(tmp_path, memalpha):
+    save_jsonl(TASKS, tmp_path / "mine.jsonl")
+    rest = (tmp_path / "mine.jsonl", "--policy", "scripted:add-all", "--out", tmp_path / "out.jsonl")
+    for command, log in (("ask", "out.asked.jsonl"), ("write", "out.scores.jsonl")):
+        with lock_log(tmp_path / log, "a test"):
+            code, _, err = memalpha("data", command, *rest)
+        assert code == 2 and f"in use by another memalpha data {command}: wait for it" in err
+    assert not (tmp_path / "out.jsonl").exists()
