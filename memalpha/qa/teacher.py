@@ -132,6 +132,7 @@ def lock_log(path: Path, command: str) -> Iterator[None]:
     import fcntl  # Windows has none
 
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a")
     except OSError as error:
         raise DataError(f"{path}: cannot be written ({error.strerror})") from error

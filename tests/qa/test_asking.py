@@ -231,3 +231,5 @@ def test_two_commands_never_write_one_file(tmp_path, memalpha):
             code, _, err = memalpha("data", command, *rest)
         assert code == 2 and f"in use by another memalpha data {command}: wait for it" in err
     assert not (tmp_path / "out.jsonl").exists()
+    memalpha("data", "ask", *rest[:-1], tmp_path / "new" / "out.jsonl")
+    assert (tmp_path / "new" / "out.asked.jsonl").exists(), "a missing folder is made"
