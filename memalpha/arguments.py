@@ -162,6 +162,20 @@ def check_texts(name: str, value: Any, *, error: type[MemalphaError] = StoreErro
     return texts
 
 
+class RepeatedKeyError(ValueError):
+    """A JSON object has a key twice: all values but the last would be lost in silence."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dict. Raises `RepeatedKeyError` naming a key that occurs twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        keys = [key for key, _ in pairs]
+        repeated = next(key for number, key in enumerate(keys) if key in keys[:number])
+        raise RepeatedKeyError(f"{repeated}: the key occurs twice in one object")
+    return values
+
+
 def is_finite_number(value: object) -> bool:
     """Return True for a number that a float can hold, and False for NaN, infinities, booleans and anything else."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from memalpha.arguments import unique_keys
 from memalpha.errors import DataError, MemalphaError
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -102,16 +103,6 @@ def to_utf8(data: bytes, name: str) -> bytes:
     if data.startswith(UTF_16):
         return decode_text(data, name).encode()
     return data.removeprefix(codecs.BOM_UTF8)
-
-
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs of a JSON object as a dict. Raises `ValueError` naming a key that occurs twice."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for number, key in enumerate(keys) if key in keys[:number])
-        raise ValueError(f"{repeated}: the key occurs twice in one object")
-    return values
 
 
 def parse_json(text: str | bytes, location: str) -> Any:

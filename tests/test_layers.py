@@ -32,7 +32,7 @@ BELOW: dict[str, frozenset[str]] = {
     "types": frozenset({"errors", "frozen"}),
     "hub": frozenset(),
     "forks": frozenset(),
-    "text_files": frozenset({"errors"}),
+    "text_files": frozenset({"errors", "arguments"}),
     "arguments": frozenset({"errors"}),
     "workers": frozenset({"errors"}),
     "endpoint_calls": frozenset({"errors"}),

@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from memalpha.arguments import unique_keys
 from memalpha.policy.chat.text import CLOSE, END_THINK, OPEN, THINK, format_call
 from memalpha.types import ToolCall
 
@@ -37,13 +38,7 @@ MAX_DEPTH = 32
 _UNICODE = re.compile(r"u([0-9a-fA-F]{4})")
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(values := dict(pairs)) < len(pairs):
-        raise ValueError("a key occurs twice")
-    return values
-
-
-_STRICT = json.JSONDecoder(strict=False, object_pairs_hook=_without_repeats)
+_STRICT = json.JSONDecoder(strict=False, object_pairs_hook=unique_keys)
 _FENCE = re.compile(r"```(?:json|tool_call)?")
 _SPACE = re.compile(r"\s*")
 _BARE = re.compile(r"[^\s,:\[\]{}\"']+")

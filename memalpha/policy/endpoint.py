@@ -28,6 +28,7 @@ from typing import Any
 
 import httpx2 as httpx
 
+from memalpha.arguments import unique_keys
 from memalpha.config import EndpointConfig
 from memalpha.endpoint_calls import is_retryable, parse_name, read_error, read_key, retry_after
 from memalpha.errors import PolicyError
@@ -35,7 +36,6 @@ from memalpha.policy.base import request_seed, sample_with
 from memalpha.policy.chat.text import CLOSE, END_THINK, OPEN, THINK, break_control_tokens
 from memalpha.policy.reply_cache import AnswerCache, answer_key
 from memalpha.policy.server import RequestBatch, RequestQueue, RetryableError, ServerThread
-from memalpha.text_files import unique_keys
 from memalpha.types import Completion, SampleRequest
 
 MESSAGE_OVERHEAD = 8

@@ -32,6 +32,7 @@ from pydantic import Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import PydanticSerializationError
 
 from memalpha import __version__
+from memalpha.arguments import RepeatedKeyError, unique_keys
 from memalpha.errors import ConfigError, DuplicateContent, install_command
 from memalpha.integrations.server import schemas
 from memalpha.integrations.server.auth import NAMESPACE_HEADER, SCOPE, Access, KeyFile, RequestGuard, Right
@@ -47,7 +48,6 @@ from memalpha.integrations.server.telemetry import (
 )
 from memalpha.store.io.jsonl import to_json
 from memalpha.store.store import MemoryStore
-from memalpha.text_files import unique_keys
 from memalpha.types import MemoryEntry, Operation
 
 try:
@@ -216,18 +216,13 @@ def _parse_json(headers: Mapping[bytes, bytes], content: bytes) -> Any:
     if kind != b"application/json" and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
         return content
     try:
-        return json.loads(content, object_pairs_hook=_unique_keys)
+        return json.loads(content, object_pairs_hook=unique_keys)
+    except RepeatedKeyError as error:
+        raise ServiceError("invalid_arguments", f"body.{error}") from error
     except json.JSONDecodeError as error:
         raise ServiceError("invalid_arguments", f"body.{error.pos}: JSON decode error") from error
     except (ValueError, RecursionError) as error:  # compressed, other encodings, numbers of thousands of digits
         raise ServiceError("bad_request", f"body: JSON in UTF-8 is needed, uncompressed: {error}", 400) from error
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    try:
-        return unique_keys(pairs)
-    except ValueError as error:
-        raise ServiceError("invalid_arguments", f"body.{error}") from error
 
 
 def _message(error: ValidationError, body: Any) -> str:

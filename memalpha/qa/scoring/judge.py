@@ -46,7 +46,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.tools import format_validation_error
-from memalpha.arguments import brief_repr, is_finite_number
+from memalpha.arguments import brief_repr, is_finite_number, unique_keys
 from memalpha.config import JudgeConfig, RewardConfig
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.policy.base import BilledPolicy, Policy, sample_checked
@@ -56,7 +56,7 @@ from memalpha.policy.reply_cache import cache_frozen
 from memalpha.qa.scoring.metrics import CORRECT_FROM, JUDGED, replace_answer_score
 from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, event_order, keypoint_f1
 from memalpha.tasks.formats.files import load_shipped_yaml
-from memalpha.text_files import decode_text, unique_keys
+from memalpha.text_files import decode_text
 from memalpha.types import Question, SampleRequest, Task, Trajectory, Turn
 
 if TYPE_CHECKING:

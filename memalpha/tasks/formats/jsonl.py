@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from memalpha.arguments import check_target
+from memalpha.arguments import check_target, unique_keys
 from memalpha.errors import DataError, install_command
-from memalpha.text_files import parse_json_or_none, to_utf8, unique_keys
+from memalpha.text_files import parse_json_or_none, to_utf8
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
 
 _MODELS: dict[str, type[BaseModel]] = {
