@@ -19,7 +19,7 @@ from pathlib import Path
 import typer
 
 import memalpha
-from memalpha.cli.config import KINDS
+from memalpha.cli.config import kinds
 from memalpha.cli.main import app
 from memalpha.config.files import settings_of
 
@@ -94,7 +94,7 @@ def config_page() -> str:
         "`memalpha config NAME --keys` prints the same for a shipped configuration or a file, with its values.\n"
     )
     parts.append("A setting of a group may be given without the group: `learning_rate` is `optimizer.learning_rate`.\n")
-    for name, kind in KINDS.items():
+    for name, kind in kinds().items():
         parts.append(f"\n## {TITLES[name]}\n\n| setting | type | default | meaning |\n|---|---|---|---|\n")
         for path, setting in settings_of(kind):
             cells = (f"`{path}`", setting.type, f"`{setting.default}`", setting.meaning)

@@ -10,29 +10,22 @@ import yaml
 from pydantic import BaseModel
 
 from memalpha.cli.options import AsJson, print_result
-from memalpha.config import (
-    EvalConfig,
-    PreferenceConfig,
-    RewardModelConfig,
-    SFTConfig,
-    TextConfig,
-    TrainConfig,
-    load_config,
-    read_config,
-    shipped_configs,
-    training_config,
-)
+from memalpha.config import load_config, read_config, shipped_configs
 from memalpha.config.files import Setting, format_value, settings_of, value_of
 
-KINDS: dict[str, type[BaseModel]] = {
-    "train": TrainConfig,
-    "text": TextConfig,
-    "sft": SFTConfig,
-    "preferences": PreferenceConfig,
-    "reward": RewardModelConfig,
-    "eval": EvalConfig,
-}
-"""Kinds of configuration whose settings `memalpha config KIND --keys` prints; a shipped name means its own kind."""
+
+def kinds() -> dict[str, type[BaseModel]]:
+    """Return the kinds of configuration by name; a shipped name means its own kind."""
+    from memalpha.config import EvalConfig, PreferenceConfig, RewardModelConfig, SFTConfig, TextConfig, TrainConfig
+
+    return {
+        "train": TrainConfig,
+        "text": TextConfig,
+        "sft": SFTConfig,
+        "preferences": PreferenceConfig,
+        "reward": RewardModelConfig,
+        "eval": EvalConfig,
+    }
 
 
 def config(
@@ -77,8 +70,10 @@ def config(
 
 def _load(name: str) -> tuple[type[BaseModel], BaseModel | None]:
     """Return the kind of a configuration and the configuration; None if `name` is a kind itself."""
-    if name in KINDS and name not in shipped_configs():
-        return KINDS[name], None
+    from memalpha.config import EvalConfig, training_config
+
+    if name in kinds() and name not in shipped_configs():
+        return kinds()[name], None
     raw = read_config(name)
     if "benchmark" in raw:
         loaded: BaseModel = load_config(EvalConfig, name)

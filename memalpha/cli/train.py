@@ -14,7 +14,7 @@ import typer
 import memalpha
 from memalpha.arguments import counted
 from memalpha.cli.options import PROCESS_RANK, AsJson, Overrides, print_result, write_page
-from memalpha.config import parse_overrides, training_config
+from memalpha.config import parse_overrides
 from memalpha.errors import ConfigError
 from memalpha.policy.smol.base_model import GGUF_SHA256, base_folder
 
@@ -67,6 +67,7 @@ def train(
         DataError: The data are missing or do not fit.
         CheckpointError: The run directory holds another run.
     """
+    from memalpha.config import training_config
     from memalpha.train.rollouts.memory_tasks import check_inputs
 
     settings = training_config(config, parse_overrides(overrides or []))

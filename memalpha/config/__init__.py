@@ -2,35 +2,44 @@
 
 `training_config("demo", {"seed": 7})` reads a shipped YAML by name or a file by path. Nested keys take dots
 (`reward.beta=0.1`). Relative paths in a user's file are taken from the working directory.
+
+A module is imported when a name of it is first asked for: commands of a memory need no settings of a training run.
 """
 
-from memalpha.config.algorithms import DPOConfig, ERLSettings, RolloutDPOConfig
-from memalpha.config.common import (
-    AgentConfig,
-    BabiConfig,
-    CreditConfig,
-    EndpointConfig,
-    JudgeConfig,
-    MemoryFunction,
-    ReaderConfig,
-    RewardConfig,
-    TrustConfig,
-    WorldConfig,
-)
-from memalpha.config.evaluation import EVAL_K, EvalConfig
-from memalpha.config.files import build_config, load_config, merge, parse_overrides, read_config, shipped_configs
-from memalpha.config.groups import SHORT_NAMES, LossConfig, expand_short_names
-from memalpha.config.learner import LearnerConfig, LoraConfig
-from memalpha.config.reinforcement import ReinforcementConfig, TextConfig
-from memalpha.config.sampling import CurriculumConfig
-from memalpha.config.training import (
-    PreferenceConfig,
-    RewardModelConfig,
-    RunConfig,
-    SFTConfig,
-    TrainConfig,
-    training_config,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memalpha.config.algorithms import DPOConfig, ERLSettings, RolloutDPOConfig
+    from memalpha.config.common import (
+        AgentConfig,
+        BabiConfig,
+        CreditConfig,
+        EndpointConfig,
+        JudgeConfig,
+        MemoryFunction,
+        ReaderConfig,
+        RewardConfig,
+        TrustConfig,
+        WorldConfig,
+    )
+    from memalpha.config.evaluation import EVAL_K, EvalConfig
+    from memalpha.config.files import build_config, load_config, merge, parse_overrides, read_config, shipped_configs
+    from memalpha.config.groups import SHORT_NAMES, LossConfig, expand_short_names
+    from memalpha.config.learner import LearnerConfig, LoraConfig
+    from memalpha.config.reinforcement import ReinforcementConfig, TextConfig
+    from memalpha.config.sampling import CurriculumConfig
+    from memalpha.config.training import (
+        PreferenceConfig,
+        RewardModelConfig,
+        RunConfig,
+        SFTConfig,
+        TrainConfig,
+        training_config,
+    )
+
+_MODULES = ("common", "files", "groups", "sampling", "evaluation", "learner", "algorithms", "reinforcement", "training")
+"""Each imports none but those before it, and `rewards`."""
 
 __all__ = [
     "EVAL_K",
@@ -69,3 +78,11 @@ __all__ = [
     "shipped_configs",
     "training_config",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module in _MODULES if name in __all__ else ():
+        found = import_module(f"{__name__}.{module}")
+        if hasattr(found, name):
+            return globals().setdefault(name, getattr(found, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ import re
 import pytest
 import yaml
 
-from memalpha.cli.config import KINDS
+from memalpha.cli.config import kinds
 from memalpha.config import (
     SHORT_NAMES,
     EvalConfig,
@@ -24,19 +24,19 @@ from memalpha.errors import ConfigError
 TINY, BILLIONS = 787_840, 4_022_468_096
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", kinds().values(), ids=kinds())
 def test_at_most_25_settings_stand_at_the_top(kind):
     assert len(kind.model_fields) <= 25
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize("kind", kinds().values(), ids=kinds())
 def test_every_setting_has_a_meaning(kind):
     assert not [name for name, setting in settings_of(kind) if not setting.meaning]
 
 
 @pytest.mark.parametrize("names", [SHORT_NAMES, SYNONYMS], ids=["short names", "synonyms"])
 def test_every_name_leads_to_a_setting(names):
-    settings = {name for kind in KINDS.values() for name, _ in settings_of(kind)} | {"reward.reader"}
+    settings = {name for kind in kinds().values() for name, _ in settings_of(kind)} | {"reward.reader"}
     assert not {name for full in names.values() for name in full.split()} - settings
 
 
