@@ -1,6 +1,6 @@
 """Texts of files and pipes: UTF-8 with or without a byte order mark, or UTF-16 with one; nothing is guessed.
 
-`lock_folder` keeps a second process from writing to the same files.
+`lock_file` keeps a second process from writing to the same files.
 """
 
 from __future__ import annotations
@@ -27,25 +27,27 @@ _PACKED = {
 
 
 @contextmanager
-def lock_folder(folder: Path, user: str, error: type[MemalphaError]) -> Iterator[None]:
-    """Keep other processes that call this out of a folder.
+def lock_file(path: Path, user: str, error: type[MemalphaError]) -> Iterator[None]:
+    """Keep other processes that call this out of a file, or out of the folder in which it is `.lock`.
 
     Args:
-        folder: An existing folder.
+        path: File; created, with its folder, if it is missing.
         user: Who else may hold it, for the error.
-        error: Raised if somebody does, or if the folder cannot be written.
+        error: Raised if somebody does, or if the file cannot be written.
     """
     import fcntl  # Windows has none
 
+    place = path.parent if path.name == ".lock" else path
     try:
-        file = (folder / ".lock").open("a")  # never deleted: two processes could lock two files
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")  # never deleted: two processes could lock two files
     except OSError as problem:
-        raise error(f"out: cannot write to {folder}: {problem.strerror}") from problem
+        raise error(f"out: cannot write to {place}: {problem.strerror}") from problem
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as held:
-            raise error(f"{folder} is in use by {user}: wait for it, or name another out") from held
+            raise error(f"{place} is in use by {user}: wait for it, or name another out") from held
         yield
 
 

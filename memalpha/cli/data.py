@@ -20,6 +20,7 @@ from memalpha.tasks.catalog import get_data_set, list_data_sets, loader_options
 from memalpha.tasks.formats.chats import count_left_out
 from memalpha.tasks.formats.jsonl import summarize_tasks
 from memalpha.tasks.load import check_outputs, load_tasks, save_tasks
+from memalpha.text_files import lock_file
 
 if TYPE_CHECKING:
     from memalpha.tasks.dataset_info import DataSet
@@ -256,7 +257,7 @@ def write(
     from memalpha.agent.prompts import prompted_config
     from memalpha.policy.load import load_policy
     from memalpha.qa.reader import PolicyReader, load_reader
-    from memalpha.qa.teacher import NO_CALL, RowsFile, load_teacher, lock_log, write_rows
+    from memalpha.qa.teacher import NO_CALL, RowsFile, load_teacher, write_rows
 
     teacher = load_teacher(policy, _parse_price(price))
     own = (
@@ -264,7 +265,8 @@ def write(
     )  # a script answers nothing
     answers = load_reader(reader or own, teacher, frozen=True)
     file, tasks = RowsFile(out), list(load_tasks(name, **_load_options(_parse_options(overrides))))
-    with lock_log(file.scores_path, "memalpha data write"), show_progress("conversations") as progress:
+    lock = lock_file(file.scores_path, "another memalpha data write", ConfigError)
+    with lock, show_progress("conversations") as progress:
         file = RowsFile(out)  # again: another process may have ended since
         results = write_rows(
             tasks,

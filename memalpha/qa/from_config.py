@@ -41,7 +41,7 @@ from memalpha.store.schema import load_schema
 from memalpha.tasks.catalog import MODULES, get_data_set
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.load import load_evaluation_tasks, load_tasks
-from memalpha.text_files import lock_folder
+from memalpha.text_files import lock_file
 from memalpha.types import Task
 
 MARKER = ".unfinished"
@@ -227,7 +227,7 @@ def run_evaluation(config: EvalConfig) -> list[Report]:
         return _run_evaluation(config, None)
     check_names(config.systems)
     folder = make_result_folder(config.out)
-    with lock_folder(folder, "another evaluation", ConfigError):
+    with lock_file(folder / ".lock", "another evaluation", ConfigError):
         return _run_evaluation(config, folder)
 
 

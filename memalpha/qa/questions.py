@@ -29,11 +29,12 @@ from memalpha.qa.passages import passages_as_hits, turn_passages
 from memalpha.qa.progress import show_progress
 from memalpha.qa.reader import load_reader
 from memalpha.qa.scoring.metrics import is_correct, score_question
-from memalpha.qa.teacher import REPLY_CHARACTERS, append_lines, lock_log, read_lines
+from memalpha.qa.teacher import REPLY_CHARACTERS, append_lines, read_lines
 from memalpha.store.values import contains, is_same
 from memalpha.tasks.formats.chats import with_turn_ids
 from memalpha.tasks.formats.files import build_task
 from memalpha.tasks.load import check_outputs, load_tasks, save_tasks
+from memalpha.text_files import lock_file
 from memalpha.types import Chunk, Question, SampleRequest, Task
 
 UNREADABLE = "the reply is no list of questions"
@@ -248,7 +249,7 @@ def ask_file(
             "another file"
         )
     tasks = [with_turn_ids(part) for task in load_tasks(data, **options) for part in _split(task, split)]
-    with lock_log(log, "memalpha data ask"), show_progress("chunks") as report:
+    with lock_file(log, "another memalpha data ask", ConfigError), show_progress("chunks") as report:
         results = ask_tasks(tasks, asker, log, progress=lambda done, total: report("asking", done, total))
     asked = []
     for task in tasks:

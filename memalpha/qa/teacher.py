@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -119,29 +118,6 @@ class RowsFile:
         append_lines(self.path, rows)
         append_lines(self.scores_path, [asdict(conversation)])
         self.conversations[conversation.task] = conversation
-
-
-@contextmanager
-def lock_log(path: Path, command: str) -> Iterator[None]:
-    """Keep other processes of a command out of the file that it appends to, which is created if it is missing.
-
-    Raises:
-        ConfigError: Another process holds the file.
-        DataError: The file cannot be written.
-    """
-    import fcntl  # Windows has none
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as held:
-            raise ConfigError(f"{path} is in use by another {command}: wait for it, or name another --out") from held
-        yield
 
 
 def read_lines(path: Path, fields: Iterable[str], command: str) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.qa import questions
 from memalpha.qa.questions import Asker, ask_file
-from memalpha.qa.teacher import lock_log
 from memalpha.tasks.formats.jsonl import save_jsonl
+from memalpha.text_files import lock_file
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 FACTS = {
@@ -227,7 +227,7 @@ def test_two_commands_never_write_one_file(tmp_path, memalpha):
     save_jsonl(TASKS, tmp_path / "mine.jsonl")
     rest = (tmp_path / "mine.jsonl", "--policy", "scripted:add-all", "--out", tmp_path / "out.jsonl")
     for command, log in (("ask", "out.asked.jsonl"), ("write", "out.scores.jsonl")):
-        with lock_log(tmp_path / log, "a test"):
+        with lock_file(tmp_path / log, "a test", ConfigError):
             code, _, err = memalpha("data", command, *rest)
         assert code == 2 and f"in use by another memalpha data {command}: wait for it" in err
     assert not (tmp_path / "out.jsonl").exists()

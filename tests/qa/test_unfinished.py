@@ -18,7 +18,7 @@ from memalpha.qa import from_config
 from memalpha.qa.from_config import MARKER, REPLIES, run_evaluation
 from memalpha.qa.progress import SECONDS, line_progress
 from memalpha.qa.systems import EmptySystem
-from memalpha.text_files import lock_folder
+from memalpha.text_files import lock_file
 
 TASK = {
     "id": "ana",
@@ -149,7 +149,10 @@ def test_a_damaged_report_is_named(settings, tmp_path):
 
 def test_two_evaluations_do_not_share_a_folder(settings, tmp_path):
     run_evaluation(settings())
-    with lock_folder(tmp_path / "run" / "eval", "a test", ConfigError), pytest.raises(ConfigError, match="another out"):
+    with (
+        lock_file(tmp_path / "run" / "eval" / ".lock", "a test", ConfigError),
+        pytest.raises(ConfigError, match="another out"),
+    ):
         run_evaluation(settings())
     assert run_evaluation(settings())
 

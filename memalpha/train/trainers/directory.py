@@ -41,7 +41,7 @@ from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.base import ADAPTER_CONFIG
 from memalpha.policy.load import resolve_checkpoint
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.text_files import lock_folder
+from memalpha.text_files import lock_file
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, shard_like
 from memalpha.train.learner.engine import BaseEngine
 
@@ -252,8 +252,7 @@ class RunDirectory:
         Raises:
             CheckpointError: Another run holds the lock.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock.enter_context(lock_folder(self.path, "another training process", CheckpointError))
+        self._lock.enter_context(lock_file(self.path / ".lock", "another training process", CheckpointError))
 
     # ------------------------------------------------------------------------------------------------------- settings
 
