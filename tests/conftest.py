@@ -15,7 +15,9 @@ import pytest
 from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # before huggingface_hub is imported, which reads it then
-settings.register_profile("memalpha", deadline=None)  # what a machine has else to do is no defect
+MOST_EXAMPLES = 60
+"""Examples of a property that a run of the suite tries at most; the profile "nightly" has no such bound."""
+settings.register_profile("memalpha", deadline=None, max_examples=MOST_EXAMPLES)  # a busy machine is no defect
 settings.register_profile("nightly", deadline=None, max_examples=1000)
 settings.load_profile("memalpha")
 NIGHTLY_FACTOR = 10
@@ -52,6 +54,8 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--hypothesis-profile") == "nightly":
         _change_examples(items, lambda count: count * NIGHTLY_FACTOR)
+    else:
+        _change_examples(items, lambda count: min(count, MOST_EXAMPLES))
     if config.getoption("--store") == "postgres":
         for item in items:
             if item.get_closest_marker("sqlite"):

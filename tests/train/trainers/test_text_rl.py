@@ -52,17 +52,11 @@ def test_a_run_writes_what_is_promised(text):
     assert lines(out / "tasks.jsonl")[0]["prompt"].endswith("?")
 
 
-TWICE = {"num_iterations": 2}
-SEQUENCE = {"importance_sampling_level": "sequence", **TWICE}
 ALGORITHM_SETTINGS = {
-    "grpo": {},
-    "gspo": {"loss_type": "grpo", **SEQUENCE},
-    "cispo": {"loss_type": "cispo", **TWICE},
+    "grpo": {"num_iterations": 2},
     "rloo": {"algorithm": "rloo"},
-    "rloo-sequence": {"algorithm": "rloo", **SEQUENCE},
     "ppo": {"algorithm": "ppo", "group_size": 1, "tasks_per_step": 16},
     "dpo": {"algorithm": "dpo", "learning_rate": 3e-2},
-    "ipo": {"algorithm": "dpo", "dpo": {"loss_type": "ipo"}, "learning_rate": 3e-2, **TWICE},
     "erl": {"algorithm": "erl", "erl": {"reflection_tokens": 2}},
     "erl-1": {"algorithm": "erl", "erl": {"reflection_tokens": 2, "algorithm": 1}},
 }
@@ -70,7 +64,7 @@ ALGORITHM_SETTINGS = {
 
 @pytest.mark.parametrize("name", ALGORITHM_SETTINGS)
 def test_every_algorithm_raises_the_reward(text, name):
-    """Replies of one token are a bandit."""
+    """Replies of one token are a bandit. What tells losses of one algorithm apart is their gradients' to test."""
     steps = {"schedule_steps": 18, "save_every": 100, "decay_fraction": 0.0}
     size = {"group_size": 8, "tasks_per_step": 4, "max_new_tokens": 1, "validation_tasks": 0, "eval_tasks": 6}
     config = text(**{**steps, **size, **ALGORITHM_SETTINGS[name]})
