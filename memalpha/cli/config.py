@@ -9,6 +9,7 @@ import typer
 import yaml
 from pydantic import BaseModel
 
+from memalpha import config as configs  # whose names are imported when they are asked for
 from memalpha.cli.options import AsJson, print_result
 from memalpha.config import load_config, read_config, shipped_configs
 from memalpha.config.files import Setting, format_value, settings_of, value_of
@@ -16,15 +17,13 @@ from memalpha.config.files import Setting, format_value, settings_of, value_of
 
 def kinds() -> dict[str, type[BaseModel]]:
     """Return the kinds of configuration by name; a shipped name means its own kind."""
-    from memalpha.config import EvalConfig, PreferenceConfig, RewardModelConfig, SFTConfig, TextConfig, TrainConfig
-
     return {
-        "train": TrainConfig,
-        "text": TextConfig,
-        "sft": SFTConfig,
-        "preferences": PreferenceConfig,
-        "reward": RewardModelConfig,
-        "eval": EvalConfig,
+        "train": configs.TrainConfig,
+        "text": configs.TextConfig,
+        "sft": configs.SFTConfig,
+        "preferences": configs.PreferenceConfig,
+        "reward": configs.RewardModelConfig,
+        "eval": configs.EvalConfig,
     }
 
 
@@ -70,16 +69,14 @@ def config(
 
 def _load(name: str) -> tuple[type[BaseModel], BaseModel | None]:
     """Return the kind of a configuration and the configuration; None if `name` is a kind itself."""
-    from memalpha.config import EvalConfig, training_config
-
     if name in kinds() and name not in shipped_configs():
         return kinds()[name], None
     raw = read_config(name)
     if "benchmark" in raw:
-        loaded: BaseModel = load_config(EvalConfig, name)
+        loaded: BaseModel = load_config(configs.EvalConfig, name)
     else:
         needs_data = raw.get("algorithm") in ("preferences", "reward") and "data" not in raw
-        loaded = training_config(name, {"data": "DATA.jsonl"} if needs_data else {})
+        loaded = configs.training_config(name, {"data": "DATA.jsonl"} if needs_data else {})
     return type(loaded), loaded
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 import memalpha
+from memalpha import config as configs  # whose names are imported when they are asked for
 from memalpha.arguments import counted
 from memalpha.cli.options import PROCESS_RANK, AsJson, Overrides, print_result, write_page
 from memalpha.config import parse_overrides
@@ -67,10 +68,9 @@ def train(
         DataError: The data are missing or do not fit.
         CheckpointError: The run directory holds another run.
     """
-    from memalpha.config import training_config
     from memalpha.train.rollouts.memory_tasks import check_inputs
 
-    settings = training_config(config, parse_overrides(overrides or []))
+    settings = configs.training_config(config, parse_overrides(overrides or []))
     check_inputs(settings)  # before torch, which takes seconds to import
     if plan:
         from memalpha.train.plan import format_plan, plan_run
