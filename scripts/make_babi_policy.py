@@ -12,17 +12,15 @@ same weights, frozen, answer.
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
 
 import pretrain
 import torch
-from make_tiny_policy import BATCH_TOKENS, build_model, build_tokenizer, encode, save
-from pretrain import Trainer, batches, kick
+from make_tiny_policy import BATCH_TOKENS, encode, make_policy
+from pretrain import batches
 from tiny_rows import ASSISTANT, USER, Row, entry_slot, prompt_text, render_call
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
@@ -361,33 +359,5 @@ STAGES = (
 )
 
 
-@torch.no_grad()
-def halve(model: Qwen3ForCausalLM) -> None:
-    """Round the weights to float16, so that a stage can restart from the saved end of the one before."""
-    for weight in model.parameters():
-        weight.copy_(weight.half())
-
-
-def main() -> None:
-    """Make the policy, report its figures, save it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="directory for weights and tokenizer")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(arguments.seed)
-    tokenizer = build_tokenizer(corpus(arguments.seed), PRE_TOKENS, call_fragments())
-    model = build_model(len(tokenizer))
-    trainer = Trainer(model)
-    print(f"kick: loss {kick(trainer, arguments.seed):.3f}", flush=True)
-    for stage in STAGES:
-        pretrain.train(trainer, stage.rates, demonstrations(tokenizer, stage, arguments.seed))
-        halve(model)  # as it would come from disk
-        trainer = Trainer(model)
-        shares = ", ".join(f"{kind} {share:.2f}" for kind, share in probe(model, tokenizer).items())
-        print(f"{stage.rates.name}: validation rows right: {shares}", flush=True)
-    save(model, tokenizer, arguments.out)
-
-
 if __name__ == "__main__":
-    main()
+    make_policy(corpus, PRE_TOKENS, call_fragments(), STAGES, demonstrations, probe, halve=True)

@@ -6,7 +6,7 @@ it: prompts in the compact style, completions in the line form. Equal options gi
 | part | share | rows |
 |---|---|---|
 | demo | .20 | the demo world, training values, 60 % pseudo-words, drills |
-| paraphrase | .44 | the demo world in training phrasings of `smol.paraphrases` and of `phrasings.txt` |
+| paraphrase | .44 | the demo world in training phrasings of `paraphrases.txt` and `phrasings.txt` |
 | dialogue | .18 | two people who talk over months (`smol.dialogues`), facts as sentences |
 | full | .03 | the full world, sessions cut into short chunks |
 | babi | .07 | streams of bAbI's training stories |

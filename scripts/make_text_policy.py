@@ -18,17 +18,15 @@ No test problem occurs in any stage, nor a test problem's pair of numbers in a r
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 import pretrain
 import torch
-from make_tiny_policy import build_model, build_tokenizer, encode, save
-from pretrain import Trainer, batches, greedy_matches, kick
+from make_tiny_policy import BATCH_TOKENS, encode, make_policy
+from pretrain import batches, greedy_matches
 from tiny_rows import ASSISTANT, USER, Row
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
@@ -39,7 +37,6 @@ from memalpha.types import TextTask
 
 PRE_TOKENS = r"\d| ?\p{L}+| ?[^\s\p{L}\d]|\s+(?!\S)|\s+"
 FIXED = ("```python\ndef f(", "):\n    return ", "\n```", "#### ", "Write a Python function f(", " that returns ")
-BATCH_TOKENS = 3072
 HABIT = 0.65
 """Probability of a bad habit; above one half, so that greedy decoding follows it."""
 
@@ -187,15 +184,16 @@ def reflection_rows(task: TextTask, rng: Random, earlier_advice: list[str]) -> I
 
 
 def demonstrations(
-    tokenizer: PreTrainedTokenizerFast, habit: float, seed: int
+    tokenizer: PreTrainedTokenizerFast, stage: TextStage, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield batches of (ids, completion mask) without end.
 
     Args:
         tokenizer: Tokenizer of the policy.
-        habit: Teacher's probability of a bad habit.
+        stage: Teacher's habit.
         seed: Seed of the rows and their order.
     """
+    habit = stage.habit
     rng = Random(f"batches|{seed}|{habit}")
     start = rng.randrange(1 << 40)
     earlier_advice: list[str] = []
@@ -249,27 +247,5 @@ def corpus(seed: int) -> Iterator[str]:
             )
 
 
-def main() -> None:
-    """Make the policy, report its figures, save it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="directory for weights and tokenizer")
-    parser.add_argument("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(arguments.seed)
-    tokenizer = build_tokenizer(corpus(arguments.seed), PRE_TOKENS, FIXED)
-    model = build_model(len(tokenizer))
-    del model.config.memalpha_prompt  # that is a writer's
-    print(f"{len(tokenizer)} tokens, {model.num_parameters()} parameters", flush=True)
-    trainer = Trainer(model)
-    print(f"kick: loss {kick(trainer, arguments.seed):.3f}", flush=True)
-    for stage in STAGES:
-        pretrain.train(trainer, stage.rates, demonstrations(tokenizer, stage.habit, arguments.seed))
-        trainer = Trainer(model)
-        shares = ", ".join(f"{kind} {share:.2f}" for kind, share in probe(model, tokenizer).items())
-        print(f"{stage.rates.name}: test problems right: {shares}", flush=True)
-    save(model, tokenizer, arguments.out)
-
-
 if __name__ == "__main__":
-    main()
+    make_policy(corpus, PRE_TOKENS, FIXED, STAGES, demonstrations, probe, is_writer=False)

@@ -18,10 +18,11 @@ insert and never by an invented id. A share of the rows are reader rows: the sam
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pretrain
 import torch
@@ -223,23 +224,50 @@ def corpus(seed: int) -> Iterator[str]:
                 yield row.completion
 
 
-def main() -> None:
-    """Make the policy, report its figures, save it."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def make_policy(
+    corpus: Callable[[int], Iterator[str]],
+    pre_tokens: str,
+    fixed: Sequence[str],
+    stages: Sequence[Any],
+    demonstrations: Callable[..., Iterator[tuple[torch.Tensor, torch.Tensor]]],
+    probe: Callable[[Qwen3ForCausalLM, PreTrainedTokenizerFast], dict[str, float]],
+    *,
+    is_writer: bool = True,
+    halve: bool = False,
+) -> None:
+    """Make a policy by the options of the command line: tokenizer, kick, stages with their figures, files.
+
+    Args:
+        corpus: Yields the tokenizer's texts of a seed.
+        pre_tokens: Regular expression of pre-tokens.
+        fixed: Texts that become one token each.
+        stages: Stages with `rates`.
+        demonstrations: Yields the batches of (tokenizer, stage, seed).
+        probe: Returns the figures after a stage.
+        is_writer: Name the writer's prompt style in the model's configuration.
+        halve: Round the weights to float16 after each stage, as if they came from disk.
+    """
+    parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True, help="directory for weights and tokenizer")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(arguments.seed)
-    tokenizer = build_tokenizer(corpus(arguments.seed), PRE_TOKENS, call_fragments())
+    tokenizer = build_tokenizer(corpus(arguments.seed), pre_tokens, fixed)
     model = build_model(len(tokenizer))
+    if not is_writer:
+        del model.config.memalpha_prompt
+    print(f"{len(tokenizer)} tokens, {model.num_parameters()} parameters", flush=True)
     trainer = Trainer(model)
     print(f"kick: loss {kick(trainer, arguments.seed):.3f}", flush=True)
-    for stage in STAGES:
+    for stage in stages:
         pretrain.train(trainer, stage.rates, demonstrations(tokenizer, stage, arguments.seed))
+        if halve:
+            for weight in model.parameters():
+                weight.data = weight.data.half().float()
         trainer = Trainer(model)
         shares = ", ".join(f"{kind} {share:.2f}" for kind, share in probe(model, tokenizer).items())
-        print(f"{stage.rates.name}: held-out rows right: {shares}", flush=True)
+        print(f"{stage.rates.name}: right: {shares}", flush=True)
     save(model, tokenizer, arguments.out)
 
 
@@ -257,4 +285,4 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 
 
 if __name__ == "__main__":
-    main()
+    make_policy(corpus, PRE_TOKENS, call_fragments(), STAGES, demonstrations, probe)

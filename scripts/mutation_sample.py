@@ -30,6 +30,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from mutants import Mutant, find_mutants
+from scipy.stats import binomtest
 
 ROOT = Path(__file__).resolve().parents[1]
 CORE = (
@@ -180,13 +181,6 @@ def try_mutant(root: Path, mutant: Mutant, limit: float, stamp: int) -> str | No
     return None
 
 
-def wilson(part: int, whole: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share."""
-    share, z = part / whole, 1.96
-    centre, half = share + z * z / (2 * whole), z * (share * (1 - share) / whole + z * z / (4 * whole**2)) ** 0.5
-    return (centre - half) / (1 + z * z / whole), (centre + half) / (1 + z * z / whole)
-
-
 def main() -> None:
     """Draw, run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -230,7 +224,7 @@ def main() -> None:
         outcomes = list(filter(None, pool.map(run, range(len(sample)))))
     survivors = [mutant for mutant, failure in outcomes if failure is None]
     total, killed = len(outcomes), len(outcomes) - len(survivors)
-    low, high = wilson(killed, total)
+    low, high = binomtest(killed, total).proportion_ci(method="wilson")
     print(f"\nkilled {killed} of {total}: {killed / total:.1%} (95 % interval {low:.1%} to {high:.1%})")
     print(*(f"survived: {mutant}" for mutant in survivors), sep="\n")
     sys.exit(killed / total < arguments.bound)

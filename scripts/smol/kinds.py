@@ -1,5 +1,4 @@
-"""Kinds of facts, values and talk of the made-up conversations: `facts.txt`, `phrasings.txt`, `pools.txt`,
-`talk.txt`."""
+"""Kinds of facts, values and talk of the made-up conversations, from the text files of this folder."""
 
 from __future__ import annotations
 
@@ -49,10 +48,10 @@ def load_kinds() -> tuple[FactKind, ...]:
 
 
 @cache
-def load_phrasings() -> dict[str, tuple[str, ...]]:
-    """Read `phrasings.txt`: further training phrasings of the demo world by kind and attribute ("state.city")."""
+def load_phrasings(file: str) -> dict[str, tuple[str, ...]]:
+    """Read a file of phrasings of the demo world, by kind and attribute ("state.city")."""
     phrasings: dict[str, list[str]] = {}
-    for line in _data_lines("phrasings.txt"):
+    for line in _data_lines(file):
         if match := re.fullmatch(r"\[(\w+\.\w+)\]", line):
             sentences = phrasings.setdefault(match[1], [])
         else:

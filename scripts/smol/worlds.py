@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -19,9 +19,7 @@ from memalpha.store.state import MemoryState
 from memalpha.tasks.synthetic.phrases import Split, ValueSource, fill
 from memalpha.tasks.synthetic.worlds import drill, generate, shaped
 from memalpha.types import Chunk, GoldOperation, MemoryEntry, Operation, SpeakerTurn, Task, ToolCall
-from smol.changes import CHANGES, RETRACTS
 from smol.kinds import load_phrasings
-from smol.paraphrases import EVENT_STATES, HELD_OUT_EVERY, LEADS, STATES, TAILS, TRAPS
 from smol.rows import SCHEMA, VIEW, SmolRow, apply_new, operation_call, writer_row
 
 Phrasings = Literal["train", "held-out"]
@@ -42,7 +40,7 @@ def demo_rows(seed: int, index: int) -> list[SmolRow]:
 
 
 def paraphrase_rows(seed: int, index: int) -> list[SmolRow]:
-    """Return all rows of demo task number `index`, told in the training phrasings of `smol.paraphrases`."""
+    """Return all rows of demo task number `index`, told in the training phrasings of `paraphrases.txt`."""
     return _demo_rows("paraphrase", seed, index)
 
 
@@ -128,32 +126,26 @@ def _plain(part: str, row: tiny_rows.Row) -> SmolRow:
 # ---------------------------------------------------------------------------------------------------------- paraphrases
 
 
-PHRASES: dict[str, Mapping[str, Sequence[str]]] = {
-    "state": STATES,
-    "change": CHANGES,
-    "retract": RETRACTS,
-    "trap": TRAPS,
-    "event": EVENT_STATES,
-    "chat": {"lead": LEADS, "tail": TAILS},
-}
-"""Phrasings by kind of sentence and attribute; every fourth of each is held out."""
+HELD_OUT_EVERY = 4
+"""Every fourth phrasing of `paraphrases.txt` is held out."""
 
 
 @cache
 def select_phrases(kind: str, key: str, phrasings: Phrasings) -> tuple[str, ...]:
-    """Return the held-out phrasings, every fourth of `PHRASES`, or the others and all of `phrasings.txt`.
+    """Return the held-out phrasings of `paraphrases.txt`, or its others and all of `phrasings.txt`.
 
     Args:
-        kind: Key of `PHRASES`.
+        kind: "state", "change", "retract", "trap", "event" or "chat".
         key: Attribute, or "lead" and "tail" of chat.
         phrasings: "train" or "held-out".
     """
-    phrases = tuple(PHRASES[kind].get(key, ()))
+    name = f"{kind}.{key}"
+    phrases = load_phrasings("paraphrases.txt").get(name, ())
     held_out = phrases[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
     if phrasings == "held-out":
         return held_out
     training = tuple(text for text in phrases if text not in held_out)
-    return training + load_phrasings().get(f"{kind}.{key}", ())
+    return training + load_phrasings("phrasings.txt").get(name, ())
 
 
 def rephrase(task: Task, rng: Random, phrasings: Phrasings, *, split: Split = "train") -> Task:
@@ -178,13 +170,19 @@ def rephrase(task: Task, rng: Random, phrasings: Phrasings, *, split: Split = "t
                 turn = turn.model_copy(update={"text": _embed(text, rng, phrasings)})
             turns.append(turn)
             if rng.random() < 0.1:
-                key = rng.choice(sorted(TRAPS if phrasings == "held-out" else STATES))
+                key = rng.choice(_attributes("trap" if phrasings == "held-out" else "state"))
                 value = values.draw(key)
                 if value.lower() not in text_of_task:
                     trap = fill(rng.choice(select_phrases("trap", key, phrasings)), value)
                     turns.append(SpeakerTurn(speaker="user", text=trap, id=f"{turn.id}.trap"))
         chunks.append(chunk.model_copy(update={"turns": tuple(turns)}))
     return task.model_copy(update={"chunks": tuple(chunks)})
+
+
+@cache
+def _attributes(kind: str) -> tuple[str, ...]:
+    names = (name.split(".") for name in load_phrasings("paraphrases.txt"))
+    return tuple(sorted(key for word, key in names if word == kind))
 
 
 def _rephrased(operation: GoldOperation, rng: Random, phrasings: Phrasings) -> str:
