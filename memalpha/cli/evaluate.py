@@ -68,8 +68,8 @@ def evaluate(
             from memalpha.qa.search_benchmark import format_search as format_result
             from memalpha.qa.search_benchmark import run_search as measure
         elif settings.data is not None:
-            from memalpha.qa.gold_scores import format_gold_scores as format_result
-            from memalpha.qa.gold_scores import score_memories as measure
+            from memalpha.qa.state_suite import format_gold_scores as format_result
+            from memalpha.qa.state_suite import score_memories as measure
         else:
             from memalpha.qa.state_suite import format_state as format_result
             from memalpha.qa.state_suite import run_state as measure

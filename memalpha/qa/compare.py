@@ -10,14 +10,14 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from memalpha.arguments import check_path
 from memalpha.errors import DataError
-from memalpha.qa.report import RECORD_KEYS, Record
+from memalpha.qa.report import RECORD_KEYS, Record, align_columns
 from memalpha.qa.scoring.stats import (
     MIN_CLUSTERS,
     RESAMPLES,
@@ -352,13 +352,7 @@ def as_markdown(comparison: Comparison) -> str:
 def as_text(comparison: Comparison) -> str:
     """Format the comparison for a terminal."""
     rows = [_head(comparison, "difference"), *_text_rows(comparison)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    align: list[Callable[[str, int], str]] = [str.ljust, str.ljust, *[str.rjust] * 7]
-    lines = [
-        "  ".join(pad(text, width) for pad, text, width in zip(align, row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    return "\n".join([*lines, "", *_notes(comparison)])
+    return "\n".join([*align_columns(rows, left=2), "", *_notes(comparison)])
 
 
 def _head(comparison: Comparison, difference: str) -> list[str]:

@@ -12,7 +12,7 @@ reader's answer when it is shown the evidence.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -158,11 +158,7 @@ class MemoryScorer(RolloutScorer[Task]):
         return scored_groups, [record for own in records for record in own]
 
     def group_records(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
-        remaining = iter(records)
-        return [
-            [list(islice(remaining, len(trajectory.task.questions))) for trajectory in group.trajectories]
-            for group in groups
-        ]
+        return _group_records(groups, records)
 
     def accuracy(self, trajectory: Trajectory, records: Sequence[Record]) -> float | None:
         """Return the share of correct answers; None without questions."""
@@ -421,11 +417,10 @@ def evidence_accuracy(
         metric: Metric of questions whose `meta` names none.
         embedder: Embedder of the settings; nothing is searched.
     """
-
-    def is_asked(question: Question) -> bool:
-        return bool(question.answers and question.evidence) and question.meta.get("metric") not in JUDGED
-
-    asked = [task.model_copy(update={"questions": tuple(filter(is_asked, task.questions))}) for task in tasks]
+    asked = []
+    for task in tasks:
+        questions = [q for q in task.questions if q.answers and q.evidence and q.meta.get("metric") not in JUDGED]
+        asked.append(task.model_copy(update={"questions": tuple(questions)}))
     settings = SystemSettings(budget=EVIDENCE_BUDGET, k=1, embedder=embedder)
     scorer = _SystemScorer(_set_metrics(asked, None, metric, judged=False), reader, settings, None)
     correct = list(scorer.ceiling.values())
@@ -610,9 +605,14 @@ def evaluate_memory(
     Returns:
         Records as [group][trajectory][question].
     """
-    records = iter(ask_states(list(questions_of(groups)), reader, metric, embedder=embedder))
+    return _group_records(groups, ask_states(list(questions_of(groups)), reader, metric, embedder=embedder))
+
+
+def _group_records(groups: Sequence[TrajectoryGroup], records: Iterable[Record]) -> list[list[list[Record]]]:
+    remaining = iter(records)
     return [
-        [list(islice(records, len(trajectory.task.questions))) for trajectory in group.trajectories] for group in groups
+        [list(islice(remaining, len(trajectory.task.questions))) for trajectory in group.trajectories]
+        for group in groups
     ]
 
 

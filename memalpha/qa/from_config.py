@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from memalpha.agent.reader import Reader
@@ -56,7 +57,7 @@ class UnfinishedEvaluation:
     """Marks a folder while an evaluation is under way.
 
     Attributes:
-        finished: Reports that an interrupted evaluation of the same provenance left, by system.
+        reports: Reports by system: those that an interrupted evaluation of the same provenance left, and new ones.
         replies_path: File for the replies of local policies.
 
     Raises:
@@ -73,7 +74,7 @@ class UnfinishedEvaluation:
         """
         self._path, self.replies_path = folder / MARKER, folder / REPLIES
         self._provenance = json.loads(json.dumps(provenance))
-        self.finished: dict[str, Report] = {}
+        self.reports: dict[str, Report] = {}
         try:
             marker = json.loads(self._path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -81,18 +82,18 @@ class UnfinishedEvaluation:
         if isinstance(marker, dict) and marker.get("provenance") == self._provenance:
             names = [name for name in marker.get("finished", ()) if name in systems]
             try:
-                self.finished = {name: Report.load(folder.parent, name) for name in names}
+                self.reports = {name: Report.load(folder.parent, name) for name in names}
             except (OSError, ValueError, TypeError) as error:
                 raise ConfigError(
                     f"{folder} holds an interrupted evaluation that cannot be read ({error}): remove {self._path} to "
                     "begin again"
                 ) from error
-        self._done = list(self.finished)
         self._write()
 
-    def add(self, name: str) -> None:
-        """Note that a system's report is saved."""
-        self._done.append(name)
+    def add(self, report: Report) -> None:
+        """Save the report of a system, and note that it is done."""
+        report.save(self._path.parent.parent)
+        self.reports[report.name] = report
         self._write()
 
     def end(self) -> None:
@@ -101,7 +102,7 @@ class UnfinishedEvaluation:
         self.replies_path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        text = json.dumps({"finished": self._done, "provenance": self._provenance}, indent=1)
+        text = json.dumps({"finished": list(self.reports), "provenance": self._provenance}, indent=1)
         try:
             self._path.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
@@ -214,7 +215,8 @@ def run_evaluation(config: EvalConfig) -> list[Report]:
     """Evaluate `config.systems` on its benchmark; save each report under `config.out` as it is done.
 
     If an evaluation of the same configuration and tasks was interrupted there, the systems that it finished are not
-    evaluated again. Writers and reader are prompted in the style of their policy unless the configuration names one.
+    evaluated again. Without `out` the files lie in a temporary folder. Writers and reader are prompted in the style of
+    their policy unless the configuration names one.
 
     Args:
         config: Benchmark, systems, reader, metric, budget.
@@ -223,15 +225,14 @@ def run_evaluation(config: EvalConfig) -> list[Report]:
         ConfigError: The benchmark is unknown or lacks its file, `out` holds other systems on other tasks, or another
             evaluation writes there.
     """
-    if config.out is None:
-        return _run_evaluation(config, None)
     check_names(config.systems)
-    folder = make_result_folder(config.out)
-    with lock_file(folder / ".lock", "another evaluation", ConfigError):
-        return _run_evaluation(config, folder)
+    with TemporaryDirectory() as scratch:
+        folder = make_result_folder(scratch if config.out is None else config.out)
+        with lock_file(folder / ".lock", "another evaluation", ConfigError):
+            return _run_evaluation(config, folder)
 
 
-def _run_evaluation(config: EvalConfig, folder: Path | None) -> list[Report]:
+def _run_evaluation(config: EvalConfig, folder: Path) -> list[Report]:
     tasks = load_config_tasks(config)
     if config.benchmark == "tasks":
         config, default_metric, note = with_default_reader(config, tasks)
@@ -242,25 +243,17 @@ def _run_evaluation(config: EvalConfig, folder: Path | None) -> list[Report]:
     provenance_fields = provenance(config, tasks)
     if note is not None:
         provenance_fields["note"] = note
-    if folder is not None:
-        check_folder(folder, config.systems, provenance_fields)
-    unfinished = None if folder is None else UnfinishedEvaluation(folder, config.systems, provenance_fields)
-    finished = {} if unfinished is None else unfinished.finished
-    if finished and folder is not None:
-        print(f"resuming: {', '.join(finished)} done (remove {folder / MARKER} to begin again)", file=sys.stderr)
-    with nullcontext() if unfinished is None else closing(AnswerCache(unfinished.replies_path, cheap=True)) as replies:
-        systems = [load_config_system(config, name, replies) for name in config.systems if name not in finished]
+    check_folder(folder, config.systems, provenance_fields)
+    unfinished = UnfinishedEvaluation(folder, config.systems, provenance_fields)
+    reports = unfinished.reports
+    if reports:
+        print(f"resuming: {', '.join(reports)} done (remove {folder / MARKER} to begin again)", file=sys.stderr)
+    with closing(AnswerCache(unfinished.replies_path, cheap=True)) as replies:
+        systems = [load_config_system(config, name, replies) for name in config.systems if name not in reports]
         if any(map(is_writer, config.systems)):
             data_source = f"data: {config.data}" if config.benchmark == "tasks" else config.benchmark
             check_categories(tasks, load_schema(config.agent.memory_schema), data_source)
         reader = load_config_reader(config, replies)
-        reports = dict(finished)
-
-        def save_report(report: Report) -> None:
-            reports[report.name] = report
-            if config.out is not None and unfinished is not None:
-                report.save(config.out)
-                unfinished.add(report.name)
 
         def in_order() -> list[Report]:
             return [reports[name] for name in config.systems if name in reports]
@@ -280,14 +273,13 @@ def _run_evaluation(config: EvalConfig, folder: Path | None) -> list[Report]:
                         agent=config.agent,
                         judge=None if config.judge is None else load_judge(config.judge.kept_in(config.out)),
                         progress=progress,
-                        on_report=save_report,
+                        on_report=unfinished.add,
                         check_reader=config.sampling.stop_unreadable,
                     )
         finally:  # keep finished reports if a system, a judge or an endpoint fails
-            if folder is not None and reports:
+            if reports:
                 save_results(folder, in_order(), provenance_fields)
-    if unfinished is not None:
-        unfinished.end()
+    unfinished.end()
     return in_order()
 
 

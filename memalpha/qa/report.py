@@ -300,6 +300,22 @@ def format_cell(value: Any) -> str:
     return f"{value:,.0f}" if value > 10 else f"{value:.3f}"
 
 
+def format_interval(interval: Sequence[float] | None) -> str:
+    """Format an interval: "0.100 to 0.250", "" for None."""
+    return "" if interval is None else "{:.3f} to {:.3f}".format(*interval)
+
+
+def align_columns(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Return rows of cells as lines of aligned columns, of which the first `left` are flush left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
+        cells += [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
 def file_stem(name: str) -> str:
     """Return the file name of a system, without suffix."""
     return name.replace(":", "-").replace("/", "-")

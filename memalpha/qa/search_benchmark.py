@@ -32,7 +32,7 @@ from memalpha.config import EvalConfig
 from memalpha.errors import DataError
 from memalpha.qa.passages import raw_fields, turn_passages
 from memalpha.qa.progress import show_progress
-from memalpha.qa.report import make_result_folder
+from memalpha.qa.report import align_columns, format_interval, make_result_folder
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate
 from memalpha.store.embedding import load_embedder
 from memalpha.store.search.ranking import ROUTES, Route
@@ -186,23 +186,19 @@ def format_search(result: Mapping[str, Any]) -> str:
     lines: list[str] = []
     for name in dict.fromkeys(row["set"] for row in result["retrieval"]):
         rows = [row for row in result["retrieval"] if row["set"] == name]
-        width = max(len("embedder"), *(len(row["embedder"]) for row in rows))
-        lines += ["", f"{name}: {rows[0]['questions']} questions about {rows[0]['conversations']} conversations"]
-        lines.append(f"{'method':<8} {'embedder':<{width}}  recall@1  recall@10 (95 % interval)     mrr  tokens@10")
+        table = [["method", "embedder", "recall@1", "recall@10", "95 % interval", "mrr", "tokens@10"]]
         for row in rows:
-            interval = "" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"])
-            lines.append(
-                f"{row['method']:<8} {row['embedder']:<{width}} {row['recall@1']:>9.3f} {row['recall@10']:>10.3f} "
-                f"{interval:<17} {row['mrr']:>6.3f} {row['tokens@10']:>10.0f}"
-            )
+            recall = [f"{row['recall@1']:.3f}", f"{row['recall@10']:.3f}", format_interval(row["interval"])]
+            table.append([row["method"], row["embedder"], *recall, f"{row['mrr']:.3f}", f"{row['tokens@10']:.0f}"])
+        lines += ["", f"{name}: {rows[0]['questions']} questions about {rows[0]['conversations']} conversations"]
+        lines += align_columns(table, left=2)
         kinds = rows[0]["by_type"]
         if len(kinds) > 1:
-            heads = [f"{kind} ({figures['questions']})" for kind, figures in kinds.items()]
-            lines += ["", f"{'recall@10':<8} {'':<{width - 1}} " + "  ".join(heads)]
+            table = [["recall@10", "", *(f"{kind} ({figures['questions']})" for kind, figures in kinds.items())]]
             for row in rows:
-                recalls = [row["by_type"][kind]["recall@10"] for kind in kinds]
-                cells = [f"{recall:>{len(head)}.3f}" for recall, head in zip(recalls, heads, strict=True)]
-                lines.append(f"{row['method']:<8} {row['embedder']:<{width}} " + "  ".join(cells))
+                recall = [f"{row['by_type'][kind]['recall@10']:.3f}" for kind in kinds]
+                table.append([row["method"], row["embedder"], *recall])
+            lines += ["", *align_columns(table, left=2)]
     if result["questions_without_evidence"]:
         lines += ["", f"{result['questions_without_evidence']} questions name no evidence and are left out."]
     return "\n".join(lines[1:])

@@ -14,6 +14,20 @@ An entry says that something ended, or whose it is, if it has one of the words f
 the sentence that named the value). So a system that keeps lines verbatim is right about what was said once, and about
 what others said, and not about what changed. An empty memory is right about what never was or is no more: look at
 `missing`, too.
+
+With tasks of one's own (`data=TASKS`) memories are compared with the facts of the gold operations, after every chunk,
+by HaluMem's four scores (Chen et al. 2025, arXiv:2511.03506):
+
+| score       | share of                                                                                           |
+|-------------|----------------------------------------------------------------------------------------------------|
+| recall      | facts that the memory states after the chunk that gives them                                       |
+| precision   | entries written while a chunk was read that state a fact which holds after it                      |
+| false       | statements that are false on purpose (`Task.meta["interference"]`) which the memory makes          |
+| omitted     | changed facts whose new value the memory does not state                                            |
+| (stale)     | changed facts whose old value an entry still states, without the new one                           |
+
+A language model decides what states what (`judge=`), as in HaluMem. Without one the words do, which is strict: an entry
+states `topic: value` if it contains the value, and a sentence if it has all words of it that are no stop words.
 """
 
 from __future__ import annotations
@@ -21,25 +35,32 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from memalpha.config import EvalConfig
+from memalpha.errors import DataError
 from memalpha.qa.from_config import load_config_system
 from memalpha.qa.passages import Retrieval
 from memalpha.qa.progress import show_progress
-from memalpha.qa.report import make_result_folder
+from memalpha.qa.report import align_columns, format_interval, make_result_folder
+from memalpha.qa.scoring.judge import Judge, Statement, load_judge
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate
 from memalpha.qa.systems import SystemSettings
 from memalpha.store.embedding import load_embedder
-from memalpha.store.search.lexical import words
-from memalpha.store.values import contains
+from memalpha.store.search.lexical import term_counts, words
+from memalpha.store.values import contains, key_value
+from memalpha.tasks.load import load_evaluation_tasks
 from memalpha.tasks.synthetic import worlds
 from memalpha.tasks.synthetic.state_world import SITUATIONS
-from memalpha.types import Task
+from memalpha.types import Question, Task
 
 VERDICTS = ("right", "missing", "stale", "false")
 LIMIT = 20
 """Conversations of each seed without `limit`."""
+SCORES = ("recall", "precision", "false", "omitted", "stale")
+SHOWN = 20
+"""Texts that a judge sees beside a statement: those that share most of its words."""
 
 _ENDED = re.compile(
     r"\b(?:no longer|not|never|used to|former(?:ly)?|previous(?:ly)?|past|ended|over|gone|stopped|quit|left|lost|fired"
@@ -89,7 +110,7 @@ def run_state(config: EvalConfig) -> dict[str, Any]:
     folder = None if config.out is None else make_result_folder(config.out)
     world = config.world.model_copy(update={"preset": "state"})
     tasks = [task for seed in config.seeds for task in worlds.tasks(world, seed, 0, config.limit or LIMIT)]
-    rows = [_row(name, tasks, by_task) for name, by_task in read_with_systems(config, tasks)]
+    rows = [_verdict_row(name, tasks, by_task) for name, by_task in read_with_systems(config, tasks)]
     questions = sum(len(task.questions) for task in tasks)
     result = {"systems": rows, "questions": questions, "conversations": len(tasks)}
     if folder is not None:
@@ -109,7 +130,7 @@ def read_with_systems(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[tup
             yield system.name, found.by_task
 
 
-def _row(name: str, tasks: Sequence[Task], by_task: Sequence[Sequence[Retrieval]]) -> dict[str, Any]:
+def _verdict_row(name: str, tasks: Sequence[Task], by_task: Sequence[Sequence[Retrieval]]) -> dict[str, Any]:
     found = [(task.id, item, verdict(item)) for task, items in zip(tasks, by_task, strict=True) for item in items]
     by_situation: dict[str, list[tuple[str, str]]] = {situation: [] for situation in SITUATIONS}
     for task, item, value in found:
@@ -131,17 +152,165 @@ def _shares(verdicts: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 def format_state(result: Mapping[str, Any]) -> str:
     """Format the result of `run_state`: a line a system, then the share that is right in each situation."""
-    width = max(len("system"), *(len(row["system"]) for row in result["systems"]))
-    lines = [f"{result['questions']} questions about {result['conversations']} conversations, no reader"]
-    lines.append(f"{'system':<{width}}  right (95 % interval)    missing  stale  false")
+    rows = [["system", "right", "95 % interval", *VERDICTS[1:]]]
+    rows += [
+        [
+            row["system"],
+            f"{row['right']:.3f}",
+            format_interval(row["interval"]),
+            *(f"{row[v]:.3f}" for v in VERDICTS[1:]),
+        ]
+        for row in result["systems"]
+    ]
+    situations = [["right", *SITUATIONS]]
+    situations += [
+        [row["system"], *(f"{row['situations'][name]['right']:.3f}" for name in SITUATIONS)]
+        for row in result["systems"]
+    ]
+    head = f"{result['questions']} questions about {result['conversations']} conversations, no reader"
+    return "\n".join([head, *align_columns(rows), "", *align_columns(situations)])
+
+
+# ----------------------------------------------------------------------------------------------------- gold operations
+
+
+@dataclass(frozen=True, slots=True)
+class StatedCheck:
+    """Hold one statement and the texts of which one has to state it.
+
+    Attributes:
+        score: Score it counts for.
+        task: Id of the task.
+        statement: Fact, or entry.
+        texts: Entries, or facts.
+    """
+
+    score: str
+    task: str
+    statement: str
+    texts: tuple[str, ...]
+
+
+def score_memories(config: EvalConfig) -> dict[str, Any]:
+    """Score `config.systems` against the gold operations of the tasks in `config.data`.
+
+    With `config.out` the result is also written to its `eval/gold_scores.json`.
+
+    Returns:
+        `{"systems": [row, ...], "conversations", "by"}`. A row has `system`, the number of `unjudged` statements, and
+        for each score None without statements or its `value`, `interval` (95 % over conversations, None for fewer than
+        ten) and number of `statements`.
+
+    Raises:
+        DataError: A task has no gold operations.
+    """
+    assert config.data is not None
+    folder = None if config.out is None else make_result_folder(config.out)
+    tasks = load_evaluation_tasks(config.data, config.limit)
+    for task in tasks:
+        if not task.gold_operations:
+            raise DataError(f"{config.data}: task {task.id} has no gold operations to compare a memory with")
+    probed = [_probe(task) for task in tasks]
+    judge = None if config.judge is None else load_judge(config.judge)
+    rows = []
+    for name, by_task in read_with_systems(config, probed):
+        checks: list[StatedCheck] = []
+        for task, memories in zip(tasks, by_task, strict=True):
+            checks += compare_task(task, list(map(memory_texts, memories)))
+        rows.append(_score_row(name, checks, judge))
+    result = {"systems": rows, "conversations": len(tasks), "by": "words" if judge is None else judge.name}
+    if folder is not None:
+        (folder / "gold_scores.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return result
+
+
+def _probe(task: Task) -> Task:
+    """Return the task with a question after each chunk, at which the memory is looked at."""
+    questions = [
+        Question(id=f"after-{chunk.index}", question="memory", answers=(), asked_after_chunk=chunk.index)
+        for chunk in task.chunks
+    ]
+    return task.model_copy(update={"questions": tuple(questions)})
+
+
+def compare_task(task: Task, memories: Sequence[tuple[str, ...]]) -> list[StatedCheck]:
+    """Return what has to be decided about the memories after each chunk of a task.
+
+    Args:
+        task: Task with gold operations.
+        memories: Texts of the memory after each chunk.
+    """
+    false = task.meta.get("interference", ())
+    live: dict[str, None] = {}
+    before: tuple[str, ...] = ()
+    comparisons = []
+    for chunk, memory in zip(task.chunks, memories, strict=True):
+        for operation in task.gold_at(chunk.index):
+            live.pop(operation.replaces or "", None)
+            if operation.content:
+                live[operation.content] = None
+                comparisons.append(StatedCheck("recall", task.id, operation.content, memory))
+            if operation.kind == "update" and operation.replaces:
+                comparisons.append(StatedCheck("omitted", task.id, operation.content, memory))
+                others = tuple(text for text in memory if not says(text, operation.content))
+                comparisons.append(StatedCheck("stale", task.id, operation.replaces, others))
+        comparisons += [StatedCheck("precision", task.id, text, tuple(live)) for text in memory if text not in before]
+        comparisons += [
+            StatedCheck("false", task.id, content, memory) for index, content in false if index == chunk.index
+        ]
+        before = memory
+    return comparisons
+
+
+def says(text: str, fact: str) -> bool:
+    """Return True if a text has the value of `topic: value`, or else all words of a fact that are no stop words."""
+    if (pair := key_value(fact)) is not None:
+        return contains(text, pair[1])
+    return term_counts(fact).keys() <= term_counts(text).keys()
+
+
+def _judged(items: Sequence[StatedCheck], judge: Judge) -> list[bool | None]:
+    """Ask the judge; None where it gave no verdict. What has no texts beside it is not asked."""
+    statements = []
+    for item in items:
+        terms = term_counts(item.statement)
+        texts = sorted(item.texts, key=lambda text: -len(terms.keys() & term_counts(text).keys()))[:SHOWN]
+        statements.append(Statement(item.statement, tuple(texts), is_entry=item.score == "precision"))
+    return [None if verdict.score is None else verdict.score >= 0.5 for verdict in judge.judge(statements)]
+
+
+def _is_stated(item: StatedCheck) -> bool:
+    if item.score == "precision":
+        return any(says(item.statement, fact) for fact in item.texts)
+    return any(says(text, item.statement) for text in item.texts)
+
+
+def _score_row(name: str, items: Sequence[StatedCheck], judge: Judge | None) -> dict[str, Any]:
+    stated = list(map(_is_stated, items)) if judge is None else _judged(items, judge)
+    row: dict[str, Any] = {"system": name, "unjudged": sum(value is None for value in stated)}
+    for score in SCORES:
+        is_wanted = score != "omitted"
+        answers = [
+            ScoredAnswer(item.task, "", float(value == is_wanted))
+            for item, value in zip(items, stated, strict=True)
+            if item.score == score and value is not None
+        ]
+        if not answers:
+            row[score] = None
+            continue
+        result = estimate(answers)
+        row[score] = {"value": round(result.value, 4), "interval": result.interval, "statements": len(answers)}
+    return row
+
+
+def format_gold_scores(result: Mapping[str, Any]) -> str:
+    """Format the result of `score_memories`: a line a system; "-" without a statement."""
+    rows = [["system", *(cell for score in SCORES for cell in (score, "95 % interval")), "unjudged"]]
     for row in result["systems"]:
-        interval = "" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"])
-        lines.append(
-            f"{row['system']:<{width}}  {row['right']:.3f} {interval:<18} {row['missing']:>7.3f} {row['stale']:>6.3f} "
-            f"{row['false']:>6.3f}"
-        )
-    lines += ["", f"{'right':<{width}}  " + "  ".join(SITUATIONS)]
-    for row in result["systems"]:
-        cells = (f"{row['situations'][name]['right']:>{len(name)}.3f}" for name in SITUATIONS)
-        lines.append(f"{row['system']:<{width}}  " + "  ".join(cells))
-    return "\n".join(lines)
+        cells = [row["system"]]
+        for score in SCORES:
+            value = row[score]
+            cells += ["-", ""] if value is None else [f"{value['value']:.3f}", format_interval(value["interval"])]
+        rows.append([*cells, str(row["unjudged"])])
+    head = f"memories after each chunk, by {result['by']}; conversations: {result['conversations']}"
+    return "\n".join([head, *align_columns(rows)])

@@ -581,7 +581,7 @@ def load_factory(path: str) -> Callable[[Task, SystemSettings], System]:
     Modules of the working directory are found too.
 
     Raises:
-        ConfigError: The factory is missing, cannot be called, or its systems lack one of the three methods.
+        ConfigError: The factory is missing or cannot be called, or its systems lack one of the three methods.
     """
     module, _, attribute = path.partition(":")
     if (working_directory := str(Path.cwd())) not in sys.path:
@@ -605,19 +605,9 @@ def load_factory(path: str) -> Callable[[Task, SystemSettings], System]:
     except ValueError:  # some callables written in C have no signature
         parameters = {}
 
-    supported = ("embedder", "k")
-    if needed := [
-        key
-        for key, parameter in parameters.items()
-        if key not in supported
-        and parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]:
-        raise ConfigError(f"system {path}: it needs {', '.join(needed)}, and is given embedder and k alone")
-
     def make(task: Task, settings: SystemSettings) -> System:
         common = {"embedder": settings.embedder, "k": settings.k}
-        system = factory(**{key: common[key] for key in supported if key in parameters})
+        system = factory(**{key: value for key, value in common.items() if key in parameters})
         if missing := [method for method in ("read", "context", "size") if not callable(getattr(system, method, None))]:
             raise ConfigError(
                 f"system {path}: what it makes lacks {', '.join(missing)}: see memalpha.qa.systems.System"

@@ -14,7 +14,7 @@ from talk import TASK
 from memalpha.agent.prompts import order_notes
 from memalpha.agent.reader import PolicyReader
 from memalpha.config import ReaderConfig, WorldConfig
-from memalpha.errors import ConfigError, DataError, PolicyError
+from memalpha.errors import ConfigError, DataError, EvaluationError, PolicyError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate, run_systems
 from memalpha.qa.passages import Passage, cut_to_budget, passage_tokens, passages_as_hits, window_passages
@@ -287,7 +287,7 @@ def test_bad_input_is_refused(tmp_path, monkeypatch):
         ConfigError, match=r"no system 'rga' \(did you mean 'rag'\?\): there are empty, append-only, rag,"
     ):
         run("rga")
-    with pytest.raises(ConfigError, match="json:dumps: it needs obj"):
+    with pytest.raises(EvaluationError, match=r"json:dumps: task 'talk': TypeError: .* positional argument: 'obj'"):
         run("json:dumps")
     for shape, message in (([3], "passages or texts, not int"), ("text", "a list, not str"), (None, "not NoneType")):
         with pytest.raises(ConfigError, match=message):

@@ -1,19 +1,32 @@
-"""Exact state without a reader: verdicts, systems, the command."""
+"""Exact state without a reader: verdicts, memories compared with gold operations by words and by a judge, commands."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
+from scripted_judge import Says, part
 from typer.testing import CliRunner
 
 from memalpha.cli import app
 from memalpha.errors import ConfigError
+from memalpha.qa import state_suite
 from memalpha.qa.from_config import load_settings
 from memalpha.qa.passages import Passage, Retrieval
-from memalpha.qa.state_suite import format_state, run_state, verdict
+from memalpha.qa.scoring.judge import Judge
+from memalpha.qa.state_suite import (
+    SCORES,
+    compare_task,
+    format_gold_scores,
+    format_state,
+    run_state,
+    says,
+    score_memories,
+    verdict,
+)
+from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic.state_world import SITUATIONS
-from memalpha.types import Question
+from memalpha.types import Chunk, GoldOperation, Question, Task
 
 
 def judged(*entries: str, core: str = "", answers=("Rome",), stale=("Oslo",), false="", marks="") -> str:
@@ -61,3 +74,89 @@ def test_the_command() -> None:
     assert outcome.exit_code == 0 and json.loads(outcome.stdout)["conversations"] == 1
     refused = CliRunner().invoke(app, ["eval", "state", "limit=1", "systems=nobody"])
     assert isinstance(refused.exception, ConfigError) and "no system 'nobody'" in str(refused.exception)
+
+
+# ----------------------------------------------------------------------------------------------------- gold operations
+
+FIRST = "Ana lives in Oslo with two cats"
+MOVED = "Ana lives in Rome"
+TASK = Task(
+    id="ana",
+    chunks=(Chunk(text="I live in Oslo", index=0), Chunk(text="Rome now. Bob says I am rich", index=1)),
+    gold_operations=(
+        GoldOperation(kind="insert", chunk=0, category="semantic", content=FIRST),
+        GoldOperation(kind="update", chunk=1, category="semantic", content=MOVED, replaces=FIRST),
+    ),
+    meta={"interference": [[1, "Ana is rich"]]},
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "fact", "expected"),
+    [
+        ("moved: Rome", "city: Rome", True),
+        ("moved: Romeo", "city: Rome", False),
+        ("two cats live with Ana in Oslo", FIRST, True),
+        ("Ana lives in Oslo", FIRST, False),
+    ],
+)
+def test_words_decide_strictly(text, fact, expected):
+    assert says(text, fact) == expected
+
+
+def test_what_is_compared():
+    before, after = (FIRST, "hello"), (FIRST, MOVED, "Ana is rich")
+    items = [(item.score, item.statement, item.texts) for item in compare_task(TASK, [before, after])]
+    assert items == [
+        ("recall", FIRST, before),
+        ("precision", FIRST, (FIRST,)),
+        ("precision", "hello", (FIRST,)),
+        ("recall", MOVED, after),
+        ("omitted", MOVED, after),
+        ("stale", FIRST, (FIRST, "Ana is rich")),
+        ("precision", MOVED, (MOVED,)),
+        ("precision", "Ana is rich", (MOVED,)),
+        ("false", "Ana is rich", after),
+    ]
+
+
+def scores(tmp_path, system: str, **settings) -> dict:
+    save_jsonl([TASK], tmp_path / "t.jsonl")
+    overrides = {"data": str(tmp_path / "t.jsonl"), "systems": [system], **settings}
+    [row] = score_memories(load_settings("state", overrides))["systems"]
+    return {score: None if row[score] is None else row[score]["value"] for score in SCORES} | {"un": row["unjudged"]}
+
+
+def test_the_oracle_states_all_and_an_empty_memory_nothing(tmp_path):
+    perfect = {"recall": 1.0, "precision": 1.0, "false": 0.0, "omitted": 0.0, "stale": 0.0, "un": 0}
+    assert scores(tmp_path, "scripted:oracle") == perfect
+    nothing = {"recall": 0.0, "precision": None, "false": 0.0, "omitted": 1.0, "stale": 0.0, "un": 0}
+    assert scores(tmp_path, "empty") == nothing
+
+
+def test_a_judge_decides_in_other_words_and_may_fail(tmp_path, monkeypatch):
+    def reply(prompt: str, *_) -> str:
+        if "<entry>" in prompt:
+            return "supported" if "Rome" in part(prompt, "facts") else "no idea"
+        return "stated" if "Rome now" in part(prompt, "entries") else "missing"
+
+    monkeypatch.setattr(state_suite, "load_judge", lambda config: Judge([Says(reply)]))
+    found = scores(tmp_path, "append-only", judge={"judges": ["fake"]})
+    # Two entries, one of each chunk: the first has no verdict, the second is supported.
+    assert found == {"recall": 0.5, "precision": 1.0, "false": 1.0, "omitted": 0.0, "stale": 1.0, "un": 1}
+
+
+def test_the_command_compares_memories_with_gold_operations(tmp_path):
+    save_jsonl([TASK], tmp_path / "t.jsonl")
+    arguments = ["eval", "state", f"data={tmp_path}/t.jsonl", "systems=[append-only]", f"out={tmp_path}/run"]
+    shown = CliRunner().invoke(app, [*arguments, "--json"])
+    assert shown.exit_code == 0, shown.output
+    result = json.loads(shown.stdout)
+    assert json.loads((tmp_path / "run" / "eval" / "gold_scores.json").read_text()) == result
+    assert "by words; conversations: 1\n" in format_gold_scores(result)
+
+
+def test_tasks_without_gold_operations_are_refused(tmp_path):
+    save_jsonl([TASK.model_copy(update={"gold_operations": ()})], tmp_path / "t.jsonl")
+    refused = CliRunner().invoke(app, ["eval", "state", f"data={tmp_path}/t.jsonl", "systems=[empty]"])
+    assert "task ana has no gold operations" in str(refused.exception)
