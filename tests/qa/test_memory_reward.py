@@ -6,21 +6,14 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rollout import broken, delete, insert, roll, skip, update
 
-from memalpha.agent.parsing import format_call
-from memalpha.agent.replies import act
 from memalpha.config import MemoryFunction, RewardConfig
 from memalpha.errors import RewardError
 from memalpha.qa.memory_reward import BESIDE, IDLE, GoldFacts, MemoryReward
 from memalpha.qa.scoring.judge import ContentVerdicts
-from memalpha.store.embedding import HashEmbedder
-from memalpha.store.memory import WorkingMemory
-from memalpha.store.schema import load_schema
-from memalpha.store.state import MemoryState
 from memalpha.store.values import is_copied
-from memalpha.types import Chunk, Completion, GoldOperation, Task, Trajectory
-
-SCHEMA = load_schema("mem-alpha")
+from memalpha.types import Chunk, GoldOperation, Task
 
 
 def op(kind, chunk, content="", replaces=None, category="semantic"):
@@ -36,50 +29,13 @@ GOLD = (
 )
 TASK = Task(id="t", chunks=tuple(Chunk(text="word " * 30) for _ in range(3)), gold_operations=GOLD)
 
-
 STAYS = TASK.model_copy(update={"gold_operations": GOLD[:2]})
-
-
-def insert(content, category="semantic"):
-    return lambda memory: format_call("memory_insert", {"category": category, "content": content})
-
-
-def _id(memory, content):
-    return next((entry.id for entry in memory.list() if entry.content == content), "none#0")
-
-
-def update(old, new):
-    return lambda memory: format_call("memory_update", {"id": _id(memory, old), "content": new})
-
-
-def delete(old):
-    return lambda memory: format_call("memory_delete", {"id": _id(memory, old)})
-
-
-def skip(memory):
-    return format_call("memory_skip", {})
-
-
-def broken(memory):
-    return "<tool_call>{"
-
-
-def roll(*turns, task=TASK):
-    """A trajectory in which turn i makes the calls `turns[i]`."""
-    memory = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(16))
-    turn_list, states = [], []
-    for chunk, calls in zip(task.chunks, [*turns, *[[]] * (len(task.chunks) - len(turns))], strict=True):
-        text = "".join(call(memory) for call in calls)
-        turn_list.append(act(memory, chunk, Completion(text)))
-        states.append(memory.state)
-    return Trajectory(task, 0, tuple(turn_list), tuple(states))
 
 
 def components(*turns, preset="default", scores=(), task=TASK):
     records = [SimpleNamespace(score=score) for score in scores]
-    reward = MemoryReward(RewardConfig(preset=preset), lambda text: len(text.split())).reward(
-        roll(*turns, task=task), records
-    )
+    model = MemoryReward(RewardConfig(preset=preset), lambda text: len(text.split()))
+    reward = model.reward(roll(task, *turns), records)
     assert reward.total == pytest.approx(sum(reward.turns) / len(reward.turns))
     for index, total in enumerate(reward.turns):
         parts = {name: values[index] for name, values in reward.components.items()}
@@ -130,9 +86,8 @@ def test_copies_are_valid_without_gold_operations():
     chunks = tuple(Chunk(text=text) for text in ("My city is Oslo, my pet a cat.", "Rome is my city now.", "Nice day."))
     task = Task(id="t", chunks=chunks)
     reward = MemoryReward(RewardConfig(content="copied"), len)
-    rollout = roll(
-        BOTH, [update("city: Oslo", "city: Rome"), insert("pet: cat"), insert("job: nurse")], [skip], task=task
-    )
+    second = [update("city: Oslo", "city: Rome"), insert("pet: cat"), insert("job: nurse")]
+    rollout = roll(task, BOTH, second, [skip])
     scored = reward.reward(rollout, [])
     assert scored.components["r4"] == pytest.approx((1.0, 1 / 3, 1.0)) and scored.weights["r4"] == 0.1
     assert reward.notes([task]) == []
@@ -156,15 +111,16 @@ STATED = [insert("I live in Oslo, for now"), insert("got a cat")]
 )
 def test_the_state_counts_in_any_words(changes, value):
     reward = MemoryReward(RewardConfig(content="state"), len)
-    scored = reward.reward(roll(STATED, changes), [])
+    scored = reward.reward(roll(TASK, STATED, changes), [])
     assert scored.components["r4"] == pytest.approx((1.0, value, 0.0)) and scored.weights["r4"] == 0.1
 
 
 def test_a_fact_that_is_lost_costs_what_it_gave():
     reward = MemoryReward(RewardConfig(content="state"), len)
-    scored = reward.reward(roll(STATED, [skip], [delete("I live in Oslo, for now")], task=STAYS), [])
+    scored = reward.reward(roll(STAYS, STATED, [skip], [delete("I live in Oslo, for now")]), [])
     assert scored.components["r4"] == (1.0, 0.0, -1.0)
-    assert reward.reward(roll(STATED, task=TASK.model_copy(update={"gold_operations": ()})), []).weights["r4"] == 0.0
+    goldless = TASK.model_copy(update={"gold_operations": ()})
+    assert reward.reward(roll(goldless, STATED), []).weights["r4"] == 0.0
 
 
 CORRECTED = TASK.model_copy(
@@ -187,9 +143,8 @@ CORRECTED = TASK.model_copy(
     ],
 )
 def test_of_what_is_corrected_in_one_chunk_the_last_counts(changes, value):
-    scored = MemoryReward(RewardConfig(content="state"), len).reward(
-        roll([insert("it is on Monday")], changes, task=CORRECTED), []
-    )
+    rollout = roll(CORRECTED, [insert("it is on Monday")], changes)
+    scored = MemoryReward(RewardConfig(content="state"), len).reward(rollout, [])
     assert scored.components["r4"] == pytest.approx((1.0, value, 0.0))
 
 
@@ -201,11 +156,11 @@ def test_of_what_is_corrected_in_one_chunk_the_last_counts(changes, value):
 def test_the_state_does_not_depend_on_ids_or_order(first, second, rng):
     reward = MemoryReward(RewardConfig(content="state"), len)
     turns = [[insert(text) for text in dict.fromkeys(texts)] for texts in (first, second)]
-    scored = reward.reward(roll(*turns), []).components["r4"]
+    scored = reward.reward(roll(TASK, *turns), []).components["r4"]
     assert all(-1.0 <= value <= 1.0 for value in scored)
     for calls in turns:
         rng.shuffle(calls)
-    assert reward.reward(roll(*turns), []).components["r4"] == scored
+    assert reward.reward(roll(TASK, *turns), []).components["r4"] == scored
 
 
 CITIES = ("Oslo", "Rome", "Lima")
@@ -290,14 +245,12 @@ def test_an_update_must_replace_what_is_no_longer_true():
     task = TASK.model_copy(update={"gold_operations": (*GOLD, op("insert", 2, "job: nurse"))})
     wrong = components(OSLO, MOVE, [update("city: Rome", "job: nurse")], task=task)
     assert wrong.components["r4"][2] == 0.0  # true, but the city still held
+    assert components(OSLO * 4).turns[0] < components(OSLO).turns[0], "duplicates never raise a turn"
 
 
-def test_padding_with_duplicates_never_raises_a_turn():
-    lean = components([insert("city: Oslo")]).turns[0]
-    assert components([insert("city: Oslo"), *[insert("city: Oslo")] * 3]).turns[0] < lean
-
-
-def test_r3_is_clamped_in_the_default_only():
+def test_r1_is_the_mean_score_and_r3_is_clamped_in_the_default_only():
+    assert components(scores=(1.0, 0.0, 0.5)).components["r1"] == (0.5,) * 3
+    assert components().components["r1"] == (0.0,) * 3
     long = [insert("word " * 200)]
     assert components(long).components["r3"] == (0.0,) * 3
     assert components(long, preset="published").components["r3"][0] == pytest.approx(1 - 200 / 90)
@@ -315,17 +268,12 @@ def test_without_gold_r4_is_off_and_the_run_says_so():
 
 def test_every_write_needs_a_verdict():
     """A judge's verdicts are paired with all results of a turn: one too few is an error, never a share of the rest."""
-    trajectory, reward = roll(BOTH), MemoryReward(RewardConfig(), len)
+    trajectory, reward = roll(TASK, BOTH), MemoryReward(RewardConfig(), len)
     silent = [ContentVerdicts((), 1.0)] * (len(TASK.chunks) - 1)
     assert reward.reward(trajectory, [], [ContentVerdicts((1.0, 0.0)), *silent]).components["r4"][0] == 0.5
     for writes in ((1.0,), (1.0, 0.0, 1.0)):
         with pytest.raises(ValueError, match="zip"):
             reward.reward(trajectory, [], [ContentVerdicts(writes), *silent])
-
-
-def test_r1_is_the_mean_score_and_shared():
-    assert components(scores=(1.0, 0.0, 0.5)).components["r1"] == (0.5,) * 3
-    assert components().components["r1"] == (0.0,) * 3
 
 
 CALLS = st.lists(
@@ -360,20 +308,12 @@ def test_gold_knows_when_a_fact_holds():
 
 
 @pytest.mark.parametrize(
-    ("value", "weight"), [(1e308, 10.0), (1e39, 1.0), (-1e30, 1e10), (float("nan"), 1.0), ("1", 1.0)]
+    ("value", "weight"), [(1e308, 10.0), (1e39, 1.0), (-1e30, 1e10), (float("nan"), 1.0), ("1", 1.0), (None, 1.0)]
 )
-def test_a_function_whose_weighted_value_overflows_is_named(value, weight):
+def test_a_function_that_raises_or_whose_weighted_value_overflows_is_named(value, weight):
+    reward = MemoryReward(RewardConfig(), len)
     part = MemoryFunction(name="mine", function="os:getcwd", weight=weight)
-    reward = MemoryReward(RewardConfig(), len)
-    reward.functions = [(part, lambda trajectory, records: value)]
-    with pytest.raises(RewardError, match=r"reward\.functions\.mine: os:getcwd gave .* its weight .* below 1\.7e\+38"):
-        reward.reward(roll(BOTH), [])
-
-
-def test_a_function_that_raises_is_named():
-    reward = MemoryReward(RewardConfig(), len)
-    reward.functions = [
-        (MemoryFunction(name="mine", function="os:getcwd", weight=1.0), lambda attempt, records: {}["x"])
-    ]
-    with pytest.raises(RewardError, match=r"reward\.functions\.mine: os:getcwd raised KeyError: 'x'"):
-        reward.reward(roll(BOTH), [])
+    reward.functions = [(part, lambda trajectory, records: {}["x"] if value is None else value)]
+    said = "raised KeyError: 'x'" if value is None else r"gave .* its weight .* below 1\.7e\+38"
+    with pytest.raises(RewardError, match=rf"reward\.functions\.mine: os:getcwd {said}"):
+        reward.reward(roll(TASK, BOTH), [])

@@ -6,24 +6,18 @@ from dataclasses import replace
 
 import pytest
 from hostile import HostileServer
+from rollout import EMBEDDER, delete, insert, roll, skip, update
 from scripted_judge import Says, part
 
-from memalpha.agent.parsing import format_call
 from memalpha.agent.reader import ExtractiveReader, parse_cited
-from memalpha.agent.replies import act
 from memalpha.config import RewardConfig, build_config
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.scoring.judge import Judge, judge_records
 from memalpha.qa.scoring.metrics import cited_scores
-from memalpha.store.embedding import HashEmbedder
-from memalpha.store.memory import WorkingMemory
-from memalpha.store.schema import load_schema
-from memalpha.store.state import MemoryState
-from memalpha.types import Chunk, Completion, Question, Task, Trajectory, TrajectoryGroup
+from memalpha.types import Chunk, Question, Task, TrajectoryGroup
 
-EMBEDDER = HashEmbedder(64)
 TASK = Task(
     id="t",
     chunks=(
@@ -52,28 +46,6 @@ def sensible(prompt: str, _: int) -> str:
     return "correct" if answer == "Rome" else "wrong"
 
 
-def call(name, **arguments):
-    return name, arguments
-
-
-def insert(content):
-    return call("memory_insert", category="semantic", content=content)
-
-
-def roll(*turns, rollout=0):
-    memory = WorkingMemory(MemoryState.empty(load_schema("mem-alpha")), EMBEDDER)
-    built_turns, states = [], []
-    for chunk, calls in zip(TASK.chunks, turns, strict=True):
-        text = ""
-        for name, arguments in calls:
-            if "of" in arguments:
-                arguments = {**arguments, "id": next(e.id for e in memory.list() if e.content == arguments["of"])}
-            text += format_call(name, {key: value for key, value in arguments.items() if key != "of"})
-        built_turns.append(act(memory, chunk, Completion(text)))
-        states.append(memory.state)
-    return Trajectory(TASK, rollout, tuple(built_turns), tuple(states))
-
-
 def model(reply=sensible, **settings) -> tuple[MemoryReward, Says]:
     """A reward model whose judge is `reply`; the configured one is a stand-in."""
     rewards = MemoryReward(build_config(RewardConfig, {"judge": {"judges": ["scripted:fixed"]}, **settings}, "x"), len)
@@ -86,18 +58,10 @@ def scored(rewards, *rollouts):
     return [trajectory.reward for trajectory in groups[0].trajectories], records
 
 
-GOOD = roll(
-    [insert("city: Oslo"), insert("pet: cat")],
-    [call("memory_update", of="city: Oslo", content="city: Rome")],
-    [call("memory_skip")],
-)
-BAD = roll(
-    [insert("city: Oslo"), insert("pet: dog"), insert("city: Oslo")],
-    [call("memory_delete", of="city: Oslo")],
-    [insert("said bye")],
-    rollout=1,
-)
-LAZY = roll([], [call("memory_skip")], [], rollout=2)
+GOOD = roll(TASK, [insert("city: Oslo"), insert("pet: cat")], [update("city: Oslo", "city: Rome")], [skip])
+MIXED = [insert("city: Oslo"), insert("pet: dog"), insert("city: Oslo")]
+BAD = roll(TASK, MIXED, [delete("city: Oslo")], [insert("said bye")], rollout=1)
+LAZY = roll(TASK, [], [skip], rollout=2)
 
 
 def test_r1_by_a_judge():
