@@ -10,19 +10,18 @@ import yaml
 from memalpha.config import EvalConfig, WorldConfig, build_config, load_config
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.from_config import load_config_tasks, load_run_settings, load_settings, run_evaluation
+from memalpha.qa.reader import with_default_reader
 from memalpha.qa.report import provenance
 from memalpha.tasks.datasets import babi
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic
+from memalpha.types import Task
 
 
 def test_tasks_in_another_schema_are_refused(tmp_path):
     save_jsonl(synthetic.tasks(WorldConfig(), 0, 0, 1), tmp_path / "mine.jsonl")
-    config = load_config(
-        EvalConfig,
-        "tasks",
-        {"data": str(tmp_path / "mine.jsonl"), "agent": {"memory_schema": "life"}, "systems": "scripted:oracle"},
-    )
+    keys = {"agent": {"memory_schema": "life"}, "systems": "scripted:oracle"}
+    config = load_config(EvalConfig, "tasks", {"data": str(tmp_path / "mine.jsonl"), **keys})
     with pytest.raises(DataError, match=r"data: .*mine\.jsonl: gold_operations\[0\] .*set agent\.memory_schema"):
         run_evaluation(config)
 
@@ -46,6 +45,10 @@ def test_a_run_directory_stands_for_its_own_evaluation(tmp_path):
     other = load_run_settings(run, {"data": "other.jsonl", "systems": "scripted:oracle", "reader": {"k": 5}})
     assert (other.data, other.systems, other.reader.k) == ("other.jsonl", ("scripted:oracle",), 5)
     assert other.reader.policy == "some/start"
+    beside = load_run_settings(run, {"systems": ["rag", "trained"]})
+    assert beside.systems == ("rag", str(run / "checkpoints" / "best"))
+    run = run_directory(tmp_path / "sft", algorithm="sft", policy="some/start", reader={"kind": "policy"})
+    assert load_run_settings(run, {"data": "held.jsonl"}).reader.policy == "some/start", "a supervised run alike"
 
 
 def test_device_and_precision_are_those_of_the_run(tmp_path):
@@ -56,11 +59,6 @@ def test_device_and_precision_are_those_of_the_run(tmp_path):
     save_jsonl(synthetic.tasks(WorldConfig(), 0, 0, 1), tmp_path / "mine.jsonl")
     with pytest.raises(PolicyError, match=r"device 'nowhere' \(.*try cpu"):
         run_evaluation(config)
-
-
-def test_a_supervised_run_is_evaluated_alike(tmp_path):
-    run = run_directory(tmp_path / "run", algorithm="sft", policy="some/start", reader={"kind": "policy"})
-    assert load_run_settings(run, {"data": "held.jsonl"}).reader.policy == "some/start"
 
 
 def test_a_synthetic_run_is_evaluated_on_its_held_out_world(tmp_path):
@@ -81,12 +79,6 @@ def test_a_run_without_a_best_checkpoint_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no checkpoints/best.*name systems="):
         load_run_settings(run)
     assert load_run_settings(run, {"systems": ["tiny"]}).systems == ("tiny",)
-
-
-def test_a_trained_writer_stands_beside_others(tmp_path):
-    run = run_directory(tmp_path / "run")
-    best = str(run / "checkpoints" / "best")
-    assert load_run_settings(run, {"systems": ["rag", "trained"]}).systems == ("rag", best)
 
 
 def test_a_run_on_babi_is_evaluated_on_the_streams_it_held_out(tmp_path):
@@ -173,3 +165,44 @@ def test_seeds_are_asked_together():
     ]
     with pytest.raises(DataError, match="is there twice"):
         run_evaluation(EvalConfig(benchmark="synthetic", seeds=(3, 3), limit=1))
+
+
+# ------------------------------------------------------------------------- default reader and metric of a task file
+
+SENTENCES = ["I moved to Porto in May.", "My sister plays the violin."]
+NOTES = ["city: Porto", "sister's instrument: violin"]
+
+
+def make_task(texts, **meta) -> Task:
+    turns = [{"id": f"0.{at}", "speaker": "user", "text": text} for at, text in enumerate(texts)]
+    question = {"id": "q", "question": "Where did I move to in May?", "answers": ["Porto"], "evidence": ["0.0"]}
+    return Task.model_validate({"id": "a", "chunks": [{"turns": turns}], "questions": [question | {"meta": meta}]})
+
+
+def choose(task, **keys):
+    config, metric, note = with_default_reader(EvalConfig(benchmark="tasks", **keys), [task])
+    return config.reader.kind, metric, note
+
+
+def test_what_is_set_stays():
+    sentences = make_task(SENTENCES)
+    assert choose(make_task(NOTES)) == ("extractive", "exact", None)
+    kind, metric, note = choose(sentences)
+    assert (kind, metric) == ("copy", "f1")
+    assert str(note).startswith("the data holds sentences; taken by default: reader.kind=copy metric=f1;")
+    assert choose(sentences, reader={"kind": "extractive"})[:2] == ("extractive", "f1")
+    policy = {"kind": "policy", "policy": "tiny"}
+    assert choose(sentences, reader=policy, metric="contains") == ("policy", "exact", None)
+    assert choose(sentences, metric=None)[1] == "exact"  # as the settings of a run say it
+    assert "metric" not in str(choose(make_task(SENTENCES, metric="contains"))[2])
+
+
+@pytest.mark.parametrize(
+    ("keys", "accuracy"), [({}, 1.0), ({"reader": {"kind": "extractive"}, "metric": "exact"}, 0.0)]
+)
+def test_sentences_are_scored_by_default(tmp_path, capsys, keys, accuracy):
+    save_jsonl([make_task(SENTENCES)], tmp_path / "tasks.jsonl")
+    settings = load_config(EvalConfig, "tasks", {"data": str(tmp_path / "tasks.jsonl"), "systems": ["rag"], **keys})
+    (report,) = run_evaluation(settings)
+    assert report.summary["accuracy"] == accuracy
+    assert ("taken by default" in capsys.readouterr().err) == (not keys)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +13,8 @@ from memalpha.cli.main import app
 from memalpha.config import EvalConfig, load_config
 from memalpha.errors import DataError
 from memalpha.qa.search_benchmark import format_search, measure_task, run_search
+from memalpha.tasks.datasets import locomo
+from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 TURNS = [
@@ -101,3 +104,25 @@ def test_the_command_prints_json(tmp_path):
     ended = CliRunner().invoke(app, ["eval", "search", f"data={path}", "embedders=[hash]", "--json"])
     rows = json.loads(ended.stdout)["retrieval"]
     assert {row["method"] for row in rows} >= {"soft", "flat", "dense", "bm25", "hard"}
+
+
+# ------------------------------------------------------------------------------------------------- on the real file
+
+REAL = Path(__file__).parents[3] / "shared" / "data" / "locomo" / "locomo10.json"
+
+
+@pytest.mark.skipif(
+    not REAL.exists(), reason="LoCoMo may not be shipped, and ../shared/data/locomo/locomo10.json is absent"
+)
+def test_the_default_search_beats_flat_on_the_real_file(tmp_path):
+    save_jsonl(locomo.load(REAL), tmp_path / "locomo.jsonl")
+    result = run_search(load_config(EvalConfig, "search", {"data": str(tmp_path / "locomo.jsonl")}))
+    rows = {row["method"]: row for row in result["retrieval"]}
+    assert rows["soft"]["questions"] == 1536
+    assert rows["soft"]["recall@10"] >= 0.75
+    assert rows["soft"]["recall@10"] >= rows["bm25s"]["recall@10"] + 0.1
+    # What a reader is shown costs no more than by the simplest route: hits are not better for being longer.
+    assert rows["soft"]["tokens@10"] <= 1.07 * rows["flat"]["tokens@10"]  # turns that ask are short, and count less
+    assert rows["soft"]["recall@10"] >= rows["flat"]["recall@10"] + 0.1
+    for kind, outcome in rows["soft"]["by_type"].items():
+        assert outcome["recall@10"] >= rows["flat"]["by_type"][kind]["recall@10"] - 0.02, kind
