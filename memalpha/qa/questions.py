@@ -33,7 +33,7 @@ from memalpha.qa.teacher import REPLY_CHARACTERS, append_lines, read_lines
 from memalpha.store.values import contains, is_same
 from memalpha.tasks.formats.chats import with_turn_ids
 from memalpha.tasks.formats.files import build_task
-from memalpha.tasks.load import check_outputs, load_tasks, save_tasks
+from memalpha.tasks.load import check_outputs, hold_out, load_tasks, save_tasks
 from memalpha.text_files import lock_file
 from memalpha.types import Chunk, Question, SampleRequest, Task
 
@@ -249,6 +249,8 @@ def ask_file(
             "another file"
         )
     tasks = [with_turn_ids(part) for task in load_tasks(data, **options) for part in _split(task, split)]
+    if held_out is not None:
+        hold_out(tasks)  # refuses before the model is asked
     with lock_file(log, "another memalpha data ask", ConfigError), show_progress("chunks") as report:
         results = ask_tasks(tasks, asker, log, progress=lambda done, total: report("asking", done, total))
     asked = []

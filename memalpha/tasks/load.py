@@ -195,22 +195,17 @@ def check_outputs(path: Path, held_out: Path | None, sources: Iterable[str | Pat
             raise ConfigError(f"{target}: is the file that is read: name another file to write")
 
 
-def save_tasks(tasks: Sequence[Task], path: Path, held_out: Path | None = None) -> None:
-    """Write tasks to a task file, and a fifth of them to another one.
+def hold_out(tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
+    """Set a fifth of the tasks aside.
 
-    A fifth is chosen by a hash of the conversations: equal ones are on one side, and the order of the file has no part.
+    It is chosen by a hash of the conversations: equal ones are on one side, and the order of the tasks has no part.
 
-    Args:
-        tasks: The tasks.
-        path: The task file.
-        held_out: File of the fifth; None writes all tasks to `path`.
+    Returns:
+        Four fifths and a fifth.
 
     Raises:
-        DataError: There are fewer than two different conversations, or a file cannot be written.
+        DataError: There are fewer than two different conversations.
     """
-    if held_out is None:
-        save_jsonl(tasks, path)
-        return
     texts = ["\n\n".join(chunk.render() for chunk in task.chunks) for task in tasks]
     ordered = sorted(set(texts), key=lambda text: hashlib.sha256(text.encode("utf-8", "replace")).digest())
     if len(ordered) < 2:
@@ -219,5 +214,26 @@ def save_tasks(tasks: Sequence[Task], path: Path, held_out: Path | None = None) 
             "project or chat, or leave --held-out out"
         )
     fifth = set(ordered[: max(1, len(ordered) // 5)])
-    save_jsonl([task for task, text in zip(tasks, texts, strict=True) if text not in fifth], path)
-    save_jsonl([task for task, text in zip(tasks, texts, strict=True) if text in fifth], held_out)
+    sides: tuple[list[Task], list[Task]] = ([], [])
+    for task, text in zip(tasks, texts, strict=True):
+        sides[text in fifth].append(task)
+    return sides
+
+
+def save_tasks(tasks: Sequence[Task], path: Path, held_out: Path | None = None) -> None:
+    """Write tasks to a task file, and a fifth of them to another one.
+
+    Args:
+        tasks: The tasks.
+        path: The task file.
+        held_out: File of the fifth (`hold_out`); None writes all tasks to `path`.
+
+    Raises:
+        DataError: There are fewer than two different conversations, or a file cannot be written.
+    """
+    if held_out is None:
+        save_jsonl(tasks, path)
+        return
+    rest, fifth = hold_out(tasks)
+    save_jsonl(rest, path)
+    save_jsonl(fifth, held_out)

@@ -156,6 +156,10 @@ def test_wrong_use_is_refused_in_words(tmp_path, memalpha):
         in memalpha(*ask, tmp_path / "there.jsonl")[2]
     )
     assert "is no endpoint" in memalpha(*ask, tmp_path / "q.jsonl", "--price", "1,2")[2]
+    save_jsonl(TASKS[:1], tmp_path / "one.jsonl")
+    files = ("--out", tmp_path / "q.jsonl", "--held-out", tmp_path / "held-out.jsonl")
+    assert "there is one conversation" in memalpha("data", "ask", tmp_path / "one.jsonl", *ask[3:5], *files)[2]
+    assert not (tmp_path / "q.asked.jsonl").exists()  # before anything was asked
     assert "two numbers are needed" in memalpha(*ask, tmp_path / "q.jsonl", "--price", "1")[2]
     question = Question(id="q", question="When?", answers=("Monday",))
     save_jsonl([TASKS[0].model_copy(update={"questions": (question,)})], tmp_path / "has.jsonl")
