@@ -35,19 +35,19 @@ TITLES = {
     "eval": "Evaluation (`memalpha eval`)",
 }
 THEMES = {
-    "Training": "demo-seeds algorithms chunk-groups sft text-toys trl-erl reward-model truncated-completions "
-    "vllm-check",
-    "Speed and memory of training": "update-bench sampling-speed gpu-decoding plan-memory",
-    "Writers": "smol-writer natural-chats meeting-notes meetings-road smol-contamination smollm2 writers "
-    "chat-templates",
+    "Training": "demo-seeds ablations algorithms chunk-groups credit sft text-toys trl-erl reward-model "
+    "truncated-completions vllm-check",
+    "Speed and memory": "speed growth update-bench sampling-speed gpu-decoding plan-memory",
+    "Writers": "smol-writer natural-chats meeting-notes meetings-road smol-contamination smollm2 writers chat-templates",
     "Evaluation": "systems-locomo systems-babi systems-synthetic state-suite model-reader poison",
     "Error analysis": "error-analysis error-class-agreement",
-    "Search": "locomo-retrieval retrieval-pools search-by-passage search-roles search-languages",
-    "Store": "store-bench store-app store-scale store-crash store-model fault-injection store-postgres postgres-check",
+    "Search": "locomo-retrieval retrieval-pools search-by-passage search-roles search-languages search-categories",
+    "Store": "store-bench store-app store-calls store-scale store-crash store-model fault-injection store-postgres "
+    "postgres-check",
     "Server and machines": "serving-load serving-cost serving-attacks cluster-check sandbox",
     "Tests": "mutation-sample",
 }
-"""Pages of results by theme; a page that no theme names stands under "Others"."""
+"""Pages of results by theme."""
 
 
 def command_words() -> Iterator[str]:
@@ -135,12 +135,12 @@ def results_pages() -> dict[str, str]:
     """Return the pages of results by file name, an index among them."""
     sources = {path.stem: path for path in sorted((ROOT / "eval" / "results").glob("*.md"))}
     themes = {theme: stems.split() for theme, stems in THEMES.items()}
-    themes["Others"] = sorted(sources.keys() - {stem for stems in themes.values() for stem in stems})
+    if unlisted := sources.keys() - {stem for stems in themes.values() for stem in stems}:
+        sys.exit(f"THEMES: add {', '.join(sorted(unlisted))} of eval/results")
     index = [NOTICE, "# Results\n\nEach page has the command that made it, the spread and the baseline.\n"]
     index.append("[What was tried and did not help](LOG.md); [what others publish, recomputed](PUBLISHED.md).\n")
     for theme, stems in themes.items():
-        rows = [f"- [{title_of(sources[stem])}]({stem}.md)\n" for stem in stems if stem in sources]
-        index += [f"\n## {theme}\n\n", *rows] if rows else []
+        index += [f"\n## {theme}\n\n", *(f"- [{title_of(sources[stem])}]({stem}.md)\n" for stem in stems)]
     pages = {f"{stem}.md": path.read_text(encoding="utf-8") for stem, path in sources.items()}
     pages |= {name: (ROOT / "eval" / name).read_text(encoding="utf-8") for name in ("LOG.md", "PUBLISHED.md")}
     return {"index.md": "".join(index), **pages}
