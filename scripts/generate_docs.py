@@ -38,7 +38,8 @@ THEMES = {
     "Training": "demo-seeds ablations algorithms chunk-groups credit sft text-toys trl-erl reward-model "
     "truncated-completions vllm-check",
     "Speed and memory": "speed growth update-bench sampling-speed gpu-decoding plan-memory",
-    "Writers": "smol-writer natural-chats meeting-notes meetings-road smol-contamination smollm2 writers chat-templates",
+    "Writers": "smol-writer natural-chats meeting-notes meetings-road smol-contamination smollm2 writers "
+    "chat-templates",
     "Evaluation": "systems-locomo systems-babi systems-synthetic state-suite model-reader poison",
     "Error analysis": "error-analysis error-class-agreement",
     "Search": "locomo-retrieval retrieval-pools search-by-passage search-roles search-languages search-categories",
