@@ -24,33 +24,17 @@ def system(scale: float) -> dict[str, Any]:
 
 def walked(writes: bool) -> dict[str, Any]:
     """One system's side of `example.json`; `writes`: it updates and deletes, else it only inserts and errs once."""
-    insert = {
-        "name": "memory_insert",
-        "arguments": {"category": "semantic", "content": "city: Oslo"},
-        "raw": "",
-        "ok": True,
-        "code": "inserted",
-        "message": "",
-        "entry_id": "city#e",
-        "category": "semantic",
-        "content": "city: Oslo",
-        "before": None,
-    }
+    fields = {"category": "semantic", "content": "city: Oslo"}
+    insert = {"name": "memory_insert", "arguments": fields, "raw": "", "ok": True, "code": "inserted", "message": ""}
+    insert |= fields | {"entry_id": "city#e", "before": None}
     change = insert | {"name": "memory_update", "code": "updated", "content": "city: Rome", "before": "city: Oslo"}
     broken = insert | {"name": "", "raw": '<tool_call>{"name": <b>', "ok": False, "code": "malformed", "entry_id": None}
     oslo = {"id": "city#e", "category": "semantic", "content": "city: Oslo", "timestamp": "2024-05-01"}
     cat = {"id": "pet#k", "category": "semantic", "content": "pet: cat", "timestamp": "2024-05-01"}
     rome = oslo | {"content": "city: Rome", "timestamp": "2024-05-09"}
     second = {"calls": [change] if writes else [broken], "core": "", "memory": [rome] if writes else [oslo, cat]}
-    answer = {
-        "question_id": "q1",
-        "ability": "knowledge-update",
-        "question": "Where do I live?",
-        "asked_after_chunk": 1,
-        "gold": ["Rome"],
-        "answer": "Rome" if writes else "Oslo",
-        "correct": writes,
-    }
+    answer = {"question_id": "q1", "ability": "knowledge-update", "question": "Where do I live?", "gold": ["Rome"]}
+    answer |= {"asked_after_chunk": 1, "answer": "Rome" if writes else "Oslo", "correct": writes}
     pet = answer | {"question_id": "q2", "question": "Which pet do I have?", "gold": [], "ability": "abstention"}
     pet |= {"answer": "" if writes else "cat", "correct": writes}
     first = {"calls": [insert], "core": "", "memory": [oslo, cat]}
@@ -62,34 +46,16 @@ def run(tmp_path: Path) -> Path:
     """A finished run of 50 steps."""
     folder = tmp_path / "demo"
     (folder / "eval").mkdir(parents=True)
-    summary = {
-        "seed": 7,
-        "steps": 50,
-        "best_step": 40,
-        "tasks": 200,
-        "questions": 1431,
-        "policy_parameters": 774400,
-        "minutes": 4.25,
-        "before": system(0.48),
-        "after": system(0.84),
-        "baselines": {"append_only": system(0.7), "oracle": system(1.04)},
-    }
+    summary = {"seed": 7, "steps": 50, "best_step": 40, "tasks": 200, "questions": 1431, "minutes": 4.25}
+    summary |= {"policy_parameters": 774400, "before": system(0.48), "after": system(0.84)}
+    summary |= {"baselines": {"append_only": system(0.7), "oracle": system(1.04)}}
     (folder / "summary.json").write_text(json.dumps(summary))
     steps = []
     for step in range(50):
         done = 1 - 0.96**step
-        line = {
-            "step": step,
-            "reward": 0.9 + 0.7 * done,
-            "accuracy": 0.35 + 0.4 * done,
-            "valid_calls": 0.93 + 0.05 * done,
-        }
-        line |= {
-            "update_share": abs(0.1 - step / 120),
-            "delete_share": 0.05 + 0.0008 * step,
-            "entropy": 0.3 - 0.2 * done,
-        }
-        line |= {"memory_tokens": 60 + 4 * done}
+        line = {"step": step, "reward": 0.9 + 0.7 * done, "accuracy": 0.35 + 0.4 * done, "entropy": 0.3 - 0.2 * done}
+        line |= {"update_share": abs(0.1 - step / 120), "delete_share": 0.05 + 0.0008 * step}
+        line |= {"valid_calls": 0.93 + 0.05 * done, "memory_tokens": 60 + 4 * done}
         if step % 10 == 0:
             line |= {"validation_accuracy": 0.46 + 0.38 * done, "validation_se": 0.03}
         steps.append(json.dumps(line))

@@ -85,11 +85,9 @@ def test_the_policy_allows_the_page_s_own_styles_and_script_alone(store: MemoryS
     page = (tmp_path / "ana.html").read_text(encoding="utf-8")
     policy = html.unescape(re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)[0])
     blocks = {tag: re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("style", "script")}
+    digests = {tag: [hashlib.sha256(block.encode()).digest() for block in found] for tag, found in blocks.items()}
     hashes = {
-        tag: " ".join(
-            f"'sha256-{base64.b64encode(hashlib.sha256(block.encode()).digest()).decode()}'" for block in contents
-        )
-        for tag, contents in blocks.items()
+        tag: " ".join(f"'sha256-{base64.b64encode(d).decode()}'" for d in found) for tag, found in digests.items()
     }
     assert (len(blocks["style"]), len(blocks["script"])) == (2, 1)
     rules = f"style-src {hashes['style']}; script-src {hashes['script']}; base-uri 'none'; form-action 'self'"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import memalpha
+from memalpha.cli.train import format_outcome, run_demo
 from memalpha.errors import DataError
 from memalpha.qa.report import Record, save_records
+from memalpha.report.evaluation import CHANGES
 from memalpha.report.page import write_report
 
 VOID = {"meta", "br", "input", "img", "hr", "link"}
@@ -38,6 +43,11 @@ class Checker(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.text += data
+
+
+def change(path: Path, **fields: Any) -> None:
+    """Replace top-level fields of a JSON file."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
 
 
 def page_of(run: Path) -> Checker:
@@ -68,20 +78,16 @@ def test_the_headline_and_the_figures_are_the_summary_s(run: Path) -> None:
 
 def test_no_gain_is_not_called_one(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
-    summary["after"]["accuracy"] = summary["before"]["accuracy"] - 0.1
-    (run / "summary.json").write_text(json.dumps(summary))
+    change(run / "summary.json", after=summary["after"] | {"accuracy": summary["before"]["accuracy"] - 0.1})
     text = page_of(run).text
     assert "46%\u00a0±\u00a03 before training, 36%\u00a0±\u00a03 after" in text and "closed" not in text
 
 
 def test_without_baselines_and_changes_the_page_does_not_speak_of_them(run: Path) -> None:
-    path = run / "summary.json"
-    summary = json.loads(path.read_text())
+    summary, unknown = json.loads((run / "summary.json").read_text()), dict.fromkeys(CHANGES)
     assert "does every operation right" in page_of(run).text and "kept true?" in page_of(run).text
-    summary["baselines"] = {}
-    for values in (summary["before"], summary["after"]):
-        values.update(update_hit=None, delete_hit=None, stale_rate=None)
-    path.write_text(json.dumps(summary))
+    systems = {name: summary[name] | unknown for name in ("before", "after")}
+    change(run / "summary.json", baselines={}, **systems)
     text = page_of(run).text
     assert "No oracle" in text and "does every operation right" not in text and "kept true?" not in text
 
@@ -112,8 +118,7 @@ def test_small_figures_keep_their_digits_and_missing_intervals_are_not_spoken_of
     text = page_of(run).text
     assert "KL 0.000400 → 0.000200" in text and "0.0003" in text and "Bars: 95 % intervals" in text
     assert "step 40 of 50, lowest loss on held-out rows" in text and "With 95 % intervals; questions" in text
-    summary = json.loads((run / "summary.json").read_text()) | {"tasks": 9}
-    (run / "summary.json").write_text(json.dumps(summary))
+    change(run / "summary.json", tasks=9)
     assert "Bars: 95 % intervals" not in page_of(run).text and "With 95 % intervals" not in page_of(run).text
 
 
@@ -194,33 +199,22 @@ def test_one_of_several_conversations_is_chosen_without_a_script(run: Path) -> N
         assert f"#walk-{number}:checked ~ .panel-{number}" in html and f'id="walk-{number}"' in html
 
 
-def answers(right: int, count: int, system: str, error: str = "answered_wrong") -> list[Record]:
-    """Answers in ten conversations, the first `right` of them right; every fifth question has no answer."""
-    return [
-        Record(
-            f"t{number % 10}",
-            0,
-            f"q{number}",
-            "x",
-            None,
-            "?",
-            "a",
-            () if number % 5 == 0 else ("b",),
-            float(number < right),
-            number < right,
-            system=system,
-            error_class=None if number < right else error if number % 3 else "never_written",
-        )
-        for number in range(count)
-    ]
+def answers(right: int, system: str) -> list[Record]:
+    """A hundred answers in ten conversations, the first `right` of them right; every fifth question has no answer."""
+    records = []
+    for number in range(100):
+        gold, is_right = () if number % 5 == 0 else ("b",), number < right
+        error = None if is_right else "answered_wrong" if number % 3 else "never_written"
+        named = Record(f"t{number % 10}", 0, f"q{number}", "x", None, "?", "a", gold, float(is_right), is_right)
+        records.append(replace(named, system=system, error_class=error))
+    return records
 
 
 def test_the_difference_has_a_paired_interval_and_the_errors_a_name(run: Path) -> None:
     for name, right in (("before", 40), ("after", 80)):
-        save_records(answers(right, 100, name), run / "eval" / f"{name}.jsonl")
+        save_records(answers(right, name), run / "eval" / f"{name}.jsonl")
         summary = json.loads((run / "summary.json").read_text())
-        summary[name] |= {"accuracy": right / 100}
-        (run / "summary.json").write_text(json.dumps(summary))
+        change(run / "summary.json", **{name: summary[name] | {"accuracy": right / 100}})
     text = page_of(run).text
     assert "+40.0 points (95\u00a0% interval +40.0 to +40.0)" in text and "noise" not in text  # 4 more in each
     assert "An empty memory would score 20%" in text and "dashed line is an empty memory (0.20)" in text
@@ -229,14 +223,11 @@ def test_the_difference_has_a_paired_interval_and_the_errors_a_name(run: Path) -
 
 
 def test_a_difference_within_its_interval_is_called_noise(run: Path) -> None:
-    path = run / "summary.json"
-    summary = json.loads(path.read_text())
-    summary["after"]["accuracy"] = summary["before"]["accuracy"] + 0.02
-    path.write_text(json.dumps(summary))
+    summary = json.loads((run / "summary.json").read_text())
+    change(run / "summary.json", after=summary["after"] | {"accuracy": summary["before"]["accuracy"] + 0.02})
     text = page_of(run).text
     assert "after (no difference beyond noise)" in text and "is no difference beyond noise" in text
-    summary["tasks"] = 9
-    path.write_text(json.dumps(summary))
+    change(run / "summary.json", tasks=9)
     assert "noise" not in page_of(run).text and "below ten conversations there is no interval" in page_of(run).text
 
 
@@ -257,7 +248,33 @@ def test_the_foot_has_the_command_and_the_version(run: Path) -> None:
     text = page_of(run).text
     assert f"memalpha train {run}/config.yaml out={run}-again" in text
     assert "the run did not record its version" in text
-    summary = json.loads((run / "summary.json").read_text())
-    summary["software"] = {"version": "9.8", "commit": "abc<"}
-    (run / "summary.json").write_text(json.dumps(summary))
+    change(run / "summary.json", software={"version": "9.8", "commit": "abc<"})
     assert "The run was made by memalpha 9.8, commit abc<." in page_of(run).text
+
+
+# ------------------------------------------------------------------------------------------------------------ the demo
+
+
+def test_the_demo_says_where_the_page_is_and_what_to_try(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = {}
+
+    def train(config: str, **overrides: object) -> dict[str, object]:
+        arguments.update(overrides, config=config)
+        return json.loads((run / "summary.json").read_text())
+
+    monkeypatch.setattr(memalpha, "train", train)
+    messages: list[str] = []
+    page = run_demo(seed=7, out=run, policy="tiny", say=messages.append)
+    assert arguments == {"config": "demo", "seed": 7, "out": run, "policy": "tiny"}
+    text = "\n".join(messages)
+    assert page == run / "report.html" and page.exists() and str(page) in text
+    assert "memalpha search ana.db" in text and "--seed 8" in text
+
+
+def test_the_outcome_is_a_table_of_the_summary(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    lines = format_outcome(summary)
+    [after] = [line for line in lines if line.startswith("after training")]
+    assert after.split()[2:] == ["0.80", "0.80", "0.80", "0.03"]
+    assert any(line.startswith("append only") for line in lines) and any(line.startswith("oracle") for line in lines)
+    assert "200 conversations" in lines[0] and "1,431 questions" in lines[0]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_evaluation import record, save
 
 from memalpha.errors import DataError
 from memalpha.report import page as run_files
@@ -161,6 +162,15 @@ def test_a_file_shows_rollouts_by_keys_and_links_and_hostile_text_is_text(going:
     again, _ = open_page(browser, link)
     assert again.input_value("#step") == "0" and again.locator("#choice [aria-pressed=true]").count() == 2
     assert page.title() == "memalpha: going" and faults == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_an_id_without_blanks_stays_within_the_page(tmp_path: Path, browser: Any) -> None:
+    save(tmp_path, "rag", [record(n, "never_written", task="x" * 150) for n in range(2)])
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto(write_report(tmp_path).as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach(details => details.open = true)")
+    assert "x" * 150 in page.inner_text(".failures")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 

@@ -87,9 +87,7 @@ def test_values_that_are_none_name_function_and_row(values, said):
 
 
 def test_numbers_of_other_libraries_and_truth_values_count():
-    import numpy
-
-    assert [one.total for one in scored(lambda **columns: numpy.array([0.25, 1]))] == [0.25, 1.0]
+    assert [one.total for one in scored(lambda **columns: np.array([0.25, 1]))] == [0.25, 1.0]
     assert [one.total for one in scored(lambda **columns: [True, False])] == [1.0, 0.0]
 
 
@@ -170,11 +168,7 @@ def test_a_function_that_changes_what_it_gets_changes_nothing_for_others(place, 
     for order in (functions, functions[::-1]):
         score_texts(order, [message, message], ["a", "b"], columns)
     assert seen[0] == seen[1] and all(seen[0])
-    assert (message, columns["answer"], columns["nested"][1]) == (
-        [{"role": "user", "content": "p"}],
-        ["x", "y"],
-        {"b": {"c": [2]}},
-    )
+    assert (message[0]["content"], columns["answer"], columns["nested"][1]) == ("p", ["x", "y"], {"b": {"c": [2]}})
     assert columns["table"][0].tolist() == [1.0, 1.0]
 
 
@@ -199,16 +193,12 @@ def test_what_only_trls_trainers_give_is_refused_at_the_start_unless_it_has_a_de
     assert named(scope["mine"])(["p"], ["a"], **{name: object()}) == [1.0], "as TRL calls it"
 
 
-@pytest.mark.parametrize(
-    ("values", "weights"),
-    [
-        ((1e308,), (10,)),
-        ((1.7e308, 1.7e308), (1, 1)),
-        ((1e300, -1e300), (1e300, 1e300)),
-        ((1e39,), (1,)),
-        ((-1e39,), (1,)),
-    ],
-)
+OVERFLOWS = [
+    ((1e308,), (10,)), ((1.7e308,) * 2, (1, 1)), ((1e300, -1e300), (1e300,) * 2), ((1e39,), (1,)), ((-1e39,), (1,)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "weights"), OVERFLOWS)
 def test_a_sum_that_overflows_names_the_functions(values, weights):
     functions = [
         named(lambda completions, value=value: [value] * 2, f"part{at}", weight)
@@ -337,12 +327,8 @@ def test_a_forked_process_has_a_loop_of_its_own():
 
 def test_callables_and_parts_are_loaded_in_order():
     found = load_rewards([length, named(same, weight=2.0), Awarder(), {"kind": "format", "pattern": "a+", "weight": 3}])
-    assert [(one.name, one.weight, one.maximum) for one in found] == [
-        ("length", 1.0, 1.0),
-        ("same", 2.0, 1.0),
-        ("awarder", 1.0, 3.0),
-        ("format", 3.0, 1.0),
-    ]
+    expected = [("length", 1.0, 1.0), ("same", 2.0, 1.0), ("awarder", 1.0, 3.0), ("format", 3.0, 1.0)]
+    assert [(one.name, one.weight, one.maximum) for one in found] == expected
 
 
 def test_a_reward_function_is_trls(monkeypatch):
@@ -370,8 +356,8 @@ def test_a_python_part_is_imported_from_the_working_directory(tmp_path, monkeypa
     [reward] = score_texts(load_rewards(parts), ["p"], ["abcd"], {})
     assert reward.components == {"a": (0.0,), "b": (1.0,), "Fixed": (0.25,)}
     assert sys.path == before
-    for function, said in {"nowhere_at_all:f": "cannot be found", "own_rewards:missing": "cannot be found"}.items():
-        with pytest.raises(ConfigError, match=rf"rewards\.0: function: '{function}' {said}"):
+    for function in ("nowhere_at_all:f", "own_rewards:missing"):
+        with pytest.raises(ConfigError, match=rf"rewards\.0: function: '{function}' cannot be found"):
             load_rewards([PythonPart(kind="python", function=function)])
     with pytest.raises(ConfigError, match=r"arguments: 'own_rewards:Fixed' does not take \{\}"):
         load_rewards([PythonPart(kind="python", function="own_rewards:Fixed")])
@@ -380,23 +366,26 @@ def test_a_python_part_is_imported_from_the_working_directory(tmp_path, monkeypa
     sys.modules.pop("own_rewards")
 
 
-def test_what_cannot_be_a_list_of_rewards_is_refused():
-    with pytest.raises(ConfigError, match="empty"):
-        load_rewards([])
-    with pytest.raises(ConfigError, match="'length' names 2 parts"):
-        load_rewards([length, length])
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([], "empty"),
+        ([length, length], "'length' names 2 parts"),
+        ([Awarder], "is a class"),
+        ([length, {"kind": "math", "weight": "much"}], r"rewards\.1: weight: Input should be a valid number"),
+        ([{"kind": "llm"}], r"rewards\.0: kind 'llm' is none of math, code, format"),
+        ([{"column": "answer"}], r"rewards\.0: has no kind, which says what it is"),
+        ([PythonPart(kind="python", function="own_rewards")], "write module:name"),
+    ],
+)
+def test_what_cannot_be_a_list_of_rewards_is_refused(parts, said):
+    with pytest.raises(ConfigError, match=said):
+        load_rewards(parts)
+
+
+def test_two_functions_of_one_name_and_a_weight_without_a_number_are_refused():
     with pytest.raises(ConfigError, match="'length' names 2 parts"):
         scored(length, length)
-    with pytest.raises(ConfigError, match="is a class"):
-        load_rewards([Awarder])
-    with pytest.raises(ConfigError, match=r"rewards\.1: weight: Input should be a valid number"):
-        load_rewards([length, {"kind": "math", "weight": "much"}])
-    with pytest.raises(ConfigError, match=r"rewards\.0: kind 'llm' is none of math, code, format"):
-        load_rewards([{"kind": "llm"}])
-    with pytest.raises(ConfigError, match=r"rewards\.0: has no kind, which says what it is"):
-        load_rewards([{"column": "answer"}])
-    with pytest.raises(ConfigError, match="write module:name"):
-        load_rewards([PythonPart(kind="python", function="own_rewards")])
     with pytest.raises(ValueError, match="finite"):
         SchemaPart(kind="schema", json_schema={}, weight=math.nan)
 

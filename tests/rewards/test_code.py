@@ -120,9 +120,7 @@ def test_rewards_are_shares_or_all_or_nothing():
 @contained
 def test_a_program_is_run_once(monkeypatch):
     ran = []
-    monkeypatch.setattr(
-        code, "_run_assert_tests", lambda program, tests, limits: ran.append(program) or ("",) * len(tests)
-    )
+    monkeypatch.setattr(code, "_run_assert_tests", lambda text, tests, limits: ran.append(text) or ("",) * len(tests))
     function = CodeReward()
     tests = {"tests": [["assert f(77) == 77"]] * 3}
     assert function(["p"] * 3, ["a = 1", "a = 1", "a = 2"], **tests) == [1, 1, 1]
@@ -130,12 +128,12 @@ def test_a_program_is_run_once(monkeypatch):
     assert sorted(ran) == ["a = 1", "a = 2"]
 
 
-VALUES = {
-    "None": None,
-    "[True, 1, 1.5, -0.0, 10**400, -1, 'é\\ud800', b'\\x00', 1j]": None,
-    "({1, 2}, frozenset('a'), {'a': (1, [2])}, range(3, 9, 2))": None,
-    "[float('inf'), float('-inf')]": None,
-}
+VALUES = (
+    "None",
+    "[True, 1, 1.5, -0.0, 10**400, -1, 'é\\ud800', b'\\x00', 1j]",
+    "({1, 2}, frozenset('a'), {'a': (1, [2])}, range(3, 9, 2))",
+    "[float('inf'), float('-inf')]",
+)
 
 
 @contained
@@ -217,20 +215,9 @@ def place(x): return Place(x)
         "s = Stack()\ns.items = [9]\nassert s[0] == 9",
     ]
     assert run_tests(program, parse_tests(tests), Limits()) == ("",) * len(tests)
-    more = [
-        "assert Stack() == Stack()",
-        "assert missing(1)",
-        "assert own()",
-        "assert leave()",
-        "assert squares(1) == [0]",
-    ]
-    assert run_tests(program, parse_tests(more), Limits()) == (
-        "fails",
-        "raises NameError",
-        "raises Own",
-        "raises SystemExit",
-        "fails",
-    )
+    calls = ("Stack() == Stack()", "missing(1)", "own()", "leave()", "squares(1) == [0]")
+    outcomes = run_tests(program, parse_tests([f"assert {call}" for call in calls]), Limits())
+    assert outcomes == ("fails", "raises NameError", "raises Own", "raises SystemExit", "fails")
 
 
 @contained
@@ -266,16 +253,10 @@ def test_a_test_that_cannot_be_run_is_no_nought():
 @contained
 def test_what_is_printed_for_an_input_is_compared():
     program = "import sys\nn = int(input())\nrest = sys.stdin.read().split()\nprint(n * 2, *rest)\nprint()\nexit()"
-    tests = parse_tests(
-        [
-            ["2\na b\n", "4 a b"],
-            ["3\n", "6  \n\n"],
-            ["3\n", "7"],
-            ["x\n", "0"],
-            ["5\n" + "a " * 200_000, "10 " + "a " * 200_000],
-        ]
-    )
-    assert run_tests(program, tests, Limits()) == ("", "", "gives another output", "ends with status 1", "")
+    long = "a " * 200_000
+    pairs = [["2\na b\n", "4 a b"], ["3\n", "6  \n\n"], ["3\n", "7"], ["x\n", "0"], [f"5\n{long}", f"10 {long}"]]
+    outcomes = run_tests(program, parse_tests(pairs), Limits())
+    assert outcomes == ("", "", "gives another output", "ends with status 1", "")
     flood, loop = "while True: print('x' * 1000)", "while True: pass"
     short = Limits(seconds=1)
     assert run_tests(flood, parse_tests([["", "x"]]), short) == ("prints too much",)
@@ -304,34 +285,15 @@ def test_rows_whose_own_solution_fails_are_found():
     assert "gives the program a type, which is no plain data" in found[3] and "was never closed" in found[4]
 
 
-@contained
-def test_answers_that_are_guessed_at_earn_their_share_of_what_they_guess():
-    """What remains, as the docstring says."""
-    tests = parse_tests(["assert is_even(2) == True", "assert is_even(3) == False", "assert is_even(4) == True"])
-    assert run_tests("def is_even(x):\n    return True", tests, Limits()) == ("", "fails", "")
-
-
 # ---------------------------------------------------------------------------------------------------- plain data
 
 PLAIN = st.recursive(
-    st.one_of(
-        st.none(),
-        st.booleans(),
-        st.integers(),
-        st.floats(allow_nan=False),
-        st.complex_numbers(allow_nan=False),
-        st.text(),
-        st.binary(),
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner),
-        st.lists(inner).map(tuple),
-        st.dictionaries(st.text() | st.integers(), inner),
-        st.frozensets(st.integers() | st.text()),
-        st.sets(st.booleans() | st.integers(2)),
-    ),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
+    | st.text() | st.binary(),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(), inner)
+    | st.frozensets(st.integers() | st.text()) | st.sets(st.booleans() | st.integers(2)),
     max_leaves=15,
-)
+)  # fmt: skip
 
 
 def no_other(value):
@@ -370,16 +332,8 @@ def test_no_text_makes_anything_but_data(text):
 
 def test_texts_that_are_too_deep_or_no_literals_are_no_values():
     assert math.isnan(inside.decode(inside.encode(math.nan, no_other), no_other))
-    code = (
-        "__import__('os')",
-        "().__class__",
-        "[x for x in 'ab']",
-        "(lambda: 1)()",
-        "f'{1}'",
-        "1 if 1 else 2",
-        "{**{}}",
-    )
-    for text in ("[" * 500 + "]" * 500, "-" * 100_000 + "1", "set([[]])", "", "1 2", "object()", "\0", *code):
+    code = ("__import__('os')", "().__class__", "[x for x in 'ab']", "(lambda: 1)()", "f'{1}'", "1 if 1 else 2")
+    for text in ("[" * 500 + "]" * 500, "-" * 100_000 + "1", "set([[]])", "", "1 2", "object()", "\0", "{**{}}", *code):
         with pytest.raises(inside.Outcome):
             inside.decode(text, Handle)
     nested = []
@@ -391,15 +345,8 @@ def test_texts_that_are_too_deep_or_no_literals_are_no_values():
 
 def test_exceptions_that_end_loops_are_not_raised_among_tests():
     """Else `all(map(check, cases))` would be true of a program that raises StopIteration."""
-    for name in (
-        "StopIteration",
-        "StopAsyncIteration",
-        "SystemExit",
-        "KeyboardInterrupt",
-        "GeneratorExit",
-        "print",
-        "Own",
-    ):
+    ends = ("StopIteration", "StopAsyncIteration", "SystemExit", "KeyboardInterrupt", "GeneratorExit")
+    for name in (*ends, "print", "Own"):
         error = inside.make_exception(name, "x")
         assert type(error) is RuntimeError and error.of_program == name
     assert type(inside.make_exception("KeyError", "x")) is KeyError

@@ -16,6 +16,16 @@ from memalpha.rewards.environments import load_rewards
 from memalpha.rewards.format import NO_VALUE, FormatReward, SchemaReward, first_json
 from memalpha.workers import KillableFunction
 
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process():
+    processes = KillableFunction(format.fits, seconds=0.5, count=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(format, "_PROCESSES", processes)
+        yield
+    processes.close()
+
+
 ANSWER = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
 
 
@@ -90,20 +100,16 @@ def test_a_schema_holds_or_does_not(tmp_path):
 
 def test_schemas_that_are_none_are_refused_at_the_start(tmp_path):
     (tmp_path / "list.json").write_text("[]")
-    for schema, said in {
-        tmp_path / "none.json": "cannot be read",
-        tmp_path / "list.json": "must hold a JSON object",
-    }.items():
+    for name, said in (("none.json", "cannot be read"), ("list.json", "must hold a JSON object")):
         with pytest.raises(ConfigError, match=rf"rewards\.0: json_schema: .*{said}"):
-            load_rewards([SchemaPart(kind="schema", json_schema=schema)])
+            load_rewards([SchemaPart(kind="schema", json_schema=tmp_path / name)])
     with pytest.raises(ConfigError, match=r"no JSON schema, at \$\.type: 'integr'"):
         load_rewards([SchemaPart(kind="schema", json_schema={"type": "integr"})])
 
 
-def test_what_a_schema_never_ends_on_fits_nothing(monkeypatch):
-    monkeypatch.setattr(format, "_PROCESSES", KillableFunction(format.fits, seconds=0.3, count=1))
+def test_what_a_schema_never_ends_on_fits_nothing():
     function = SchemaReward({"patternProperties": {"^(a|a|aa)+$": {"type": "string"}}})
-    with pytest.warns(RuntimeWarning, match=r"the schema took over 0.3 s of CPU time on a reply of \d+ char"):
+    with pytest.warns(RuntimeWarning, match=r"the schema took over 0.5 s of CPU time on a reply of \d+ char"):
         assert function(["p"] * 2, [json.dumps({"a" * 60 + "b": 1}), '{"a": "b"}']) == [0, 1]
 
 

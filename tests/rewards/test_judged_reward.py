@@ -50,13 +50,10 @@ def test_several_judges_vote_with_weights_and_the_unreadable_do_not():
         assert function.function.judge.statistics()[own.name]["unreadable"] == 1
     with HostileServer(graded) as server:
         function = load_rewards([part(server, judge={"max_new_tokens": 77})])[0]
+        other = named(lambda completions: [1.0, 1.0], "one")
         with pytest.warns(RuntimeWarning, match=r"row 1 is left out: no judge gave .*max_new_tokens is 77"):
-            assert (
-                score_texts_or_none(
-                    [function, named(lambda completions: [1.0, 1.0], "one")], ["p"] * 2, ["5", "who"], {}
-                )[1]
-                is None
-            ), "and not the other part alone"
+            rewards = score_texts_or_none([function, other], ["p"] * 2, ["5", "who"], {})
+        assert rewards[1] is None, "and not the other part alone"
         with pytest.warns(RuntimeWarning, match="left out"):
             assert function(["p"], ["who"]) == [None]
         assert len(server.seen) >= 3, "the unreadable one was asked once more"
