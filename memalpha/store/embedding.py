@@ -531,10 +531,10 @@ class EndpointEmbedder:
             if by_index.keys() != set(range(len(texts))):
                 raise ValueError(f"the indices {list(by_index)[:8]}")
             vectors = np.array([by_index[index] for index in range(len(texts))], np.float64)
+            if vectors.ndim != 2 or not vectors.shape[1]:
+                raise ValueError(f"the shape {vectors.shape}")
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             raise EmbedderError(f"embedder {self.name!r} returned no vectors of one length ({error})") from error
-        if vectors.ndim != 2 or not vectors.shape[1]:
-            raise EmbedderError(f"embedder {self.name!r} returned numbers of the shape {vectors.shape}, not vectors")
         norms = np.linalg.norm(vectors, axis=1)
         for text, norm in zip(texts, norms, strict=True):
             if not (np.isfinite(norm) and norm > 0):
@@ -666,9 +666,10 @@ class RecordedEmbedder:
         self._path, self.requested = path, requested
         self.is_cheap = self.name in _CHEAP
         self._loaded: CheckedEmbedder | None = None
-        if requested is not None and not isinstance(requested, str):
-            check_embedder(requested)
-        name = self.name if requested is None else requested if isinstance(requested, str) else requested.name
+        name = self.name if requested is None else requested
+        if not isinstance(name, str):
+            check_embedder(name)
+            name = name.name
         if name != self.name:
             raise EmbedderError(
                 f"{path} was made with the embedder {self.name!r}, not {name!r}: open it without naming an embedder, "
@@ -689,8 +690,7 @@ class RecordedEmbedder:
                     f"may be somebody else's folder or download. If you trust it, pass embedder={self.name!r} to "
                     f"MemoryStore.open, or --embedder {self.name} to the command"
                 )
-            embedder = self.name if self.requested is None else self.requested
-            checked = CheckedEmbedder(load_embedder(embedder) if isinstance(embedder, str) else embedder)
+            checked = _load_checked(self.name if self.requested is None else self.requested)
             probe, recorded = _probe(checked), self._recorded_probe
             if len(probe) != len(recorded) or np.abs(np.subtract(probe, recorded)).max() > _PROBE_TOLERANCE:
                 raise EmbedderError(
@@ -712,8 +712,12 @@ class RecordedEmbedder:
 
 def embedder_record(embedder: str | Embedder) -> str:
     """Return what a store file records of its embedder: name, dimension, and one vector to recognise it by."""
-    checked = CheckedEmbedder(load_embedder(embedder) if isinstance(embedder, str) else embedder)
+    checked = _load_checked(embedder)
     return json.dumps({"name": checked.name, "dim": checked.dim, "probe": _probe(checked)})
+
+
+def _load_checked(embedder: str | Embedder) -> CheckedEmbedder:
+    return CheckedEmbedder(load_embedder(embedder) if isinstance(embedder, str) else embedder)
 
 
 def _probe(embedder: Embedder) -> list[float]:

@@ -15,13 +15,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from operator import attrgetter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from memalpha.arguments import brief_repr, check_items, is_finite_number
 from memalpha.errors import DamagedStore, InvalidContent, StoreError
 from memalpha.store.schema import MemorySchema, count_core_tokens
 from memalpha.types import MemoryEntry, Operation, fast_maker, is_iso_time, parse_iso_time
 
+T = TypeVar("T")
 Kind = Literal["text", "date", "time", "number", "whole", "json"]
 """What a field holds: a text, an ISO date or time as it was given, an ISO time in UTC with microseconds, a finite
 number, a whole number from 0, a mapping of JSON values."""
@@ -530,11 +531,24 @@ def content_digest(content: str) -> bytes:
     return hashlib.blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
-def check_texts(ids: Sequence[Any], texts: Sequence[Any]) -> None:
-    """Raise `DamagedStore` unless all stored contents are texts."""
-    for id, text in zip(ids, texts, strict=True):
-        if type(text) is not str:
-            raise _damaged(id, f"its content is {type(text).__name__}")
+def check_stored(name: object, what: str, value: Any, kind: type[T]) -> T:
+    """Return a stored value. Raises `DamagedStore` if it has another type than a store writes.
+
+    Args:
+        name: Id of the entry, or what else the row is of.
+        what: What the value is, for the message.
+        value: Value of a row.
+        kind: Its type.
+    """
+    if type(value) is not kind:
+        raise damaged_row(name, f"{what} is {type(value).__name__}")
+    return value
+
+
+def damaged_row(name: object, fault: str) -> DamagedStore:
+    """Return the error of a row that no store writes."""
+    advice = "run `memalpha doctor`, or go back to a copy"
+    return DamagedStore(f"the stored row of {str(name)[:80]!r} is damaged: {fault}: {advice}")
 
 
 def version_row(entry: MemoryEntry, created: int) -> tuple[Any, ...]:
@@ -559,7 +573,7 @@ def decode_entry(row: tuple[Any, ...]) -> MemoryEntry:
     _check_row(row, _VERSION_COLUMN_TYPES, 0)
     id, category, content = row[:3]
     if not (id and category and content):
-        raise _damaged(id, "its id, category or content is empty")
+        raise damaged_row(id, "its id, category or content is empty")
     return make_entry(*row[:METADATA], _decode_metadata(id, row[METADATA]), *row[METADATA + 1 :])
 
 
@@ -576,11 +590,11 @@ def _check_row(row: tuple[Any, ...], types: Mapping[str, tuple[type, ...]], star
     if row_types not in _sound_types:
         for (column, kinds), value in zip(types.items(), row, strict=True):
             if not isinstance(value, kinds):
-                raise _damaged(name, f"its {column} is {type(value).__name__}")
+                raise damaged_row(name, f"its {column} is {type(value).__name__}")
         _sound_types.add(row_types)
     for number in _NUMBERS:
         if not math.isfinite(row[start + number] or 0.0):
-            raise _damaged(name, f"its {ENTRY_NAMES[number]} is {row[start + number]}")
+            raise damaged_row(name, f"its {ENTRY_NAMES[number]} is {row[start + number]}")
 
 
 def decode_entries(rows: Sequence[tuple[Any, ...]]) -> list[MemoryEntry]:
@@ -629,34 +643,7 @@ def _decode_metadata(id: object, text: str) -> dict[str, Any]:
         if end != len(text):
             metadata = json.loads(text)
     except (ValueError, TypeError, RecursionError) as error:
-        raise _damaged(id, f"its metadata is no JSON ({error})") from error
+        raise damaged_row(id, f"its metadata is no JSON ({error})") from error
     if not isinstance(metadata, dict):
-        raise _damaged(id, f"its metadata is no mapping but {type(metadata).__name__}")
+        raise damaged_row(id, f"its metadata is no mapping but {type(metadata).__name__}")
     return metadata
-
-
-def check_position(id: object, position: Any) -> int:
-    """Return a stored log position of an entry. Raises `DamagedStore` if it is none."""
-    if type(position) is not int:
-        raise _damaged(id, f"a position is {type(position).__name__}")
-    return position
-
-
-def check_digest(id: object, digest: Any) -> bytes:
-    """Return the stored digest of an entry's content. Raises `DamagedStore` if it is none."""
-    if not isinstance(digest, bytes | memoryview):
-        raise _damaged(id, f"a digest is {type(digest).__name__}")
-    return bytes(digest)
-
-
-def check_namespace_name(name: Any) -> None:
-    """Raise `DamagedStore` for a stored namespace name that is not text in UTF-8."""
-    try:
-        name.encode()
-    except (AttributeError, UnicodeEncodeError):
-        raise _damaged(name, "a namespace's name is not text in UTF-8") from None
-
-
-def _damaged(id: object, fault: str) -> DamagedStore:
-    name = str(id)[:80]
-    return DamagedStore(f"the stored row of {name!r} is damaged: {fault}: run `memalpha doctor`, or go back to a copy")

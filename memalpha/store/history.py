@@ -246,6 +246,17 @@ def revert(
     return Revert(tuple(changes), tuple(conflicts), position, not dry_run)
 
 
+def _last_run(positions: Sequence[int], selected: set[int]) -> tuple[int, int] | None:
+    """Return the indices of the first and last of the last selected positions in a row; None if none is selected."""
+    last = max((index for index, position in enumerate(positions) if position in selected), default=None)
+    if last is None:
+        return None
+    first = last
+    while first > 0 and positions[first - 1] in selected:
+        first -= 1
+    return first, last
+
+
 def _plan_entry(
     namespace: Namespace, id: str, versions: Sequence[MemoryEntry], selected: set[int], reason: str, now: str
 ) -> tuple[RevertedEntry, Operation | None] | None:
@@ -256,13 +267,11 @@ def _plan_entry(
         follower = versions[index + 1].valid_from if index + 1 < len(versions) else None
         if version.valid_to is not None and version.valid_to != follower:
             events.append((version.valid_to, None))
-    last = max((index for index, (position, _) in enumerate(events) if position in selected), default=None)
-    if last is None:
+    run = _last_run([position for position, _ in events], selected)
+    if run is None:
         raise DamagedStore(f"the log names {id!r} where no version is: run `memalpha doctor`, or go back to a copy")
+    first, last = run
     current = events[-1][1]
-    first = last
-    while first > 0 and events[first - 1][0] in selected:
-        first -= 1
     target = events[first - 1][1] if first else None
     if target is not None and target.expires is not None and target.expires <= now:
         target = None
@@ -286,12 +295,10 @@ def _plan_core(
     namespace: Namespace, positions: Sequence[int], selected: set[int], reason: str
 ) -> tuple[RevertedEntry, Operation | None] | None:
     """Return the change of the core memory, as `_plan_entry` does; `positions` are those of its updates."""
-    last = max((index for index, position in enumerate(positions) if position in selected), default=None)
-    if last is None:
+    run = _last_run(positions, selected)
+    if run is None:
         return None
-    first = last
-    while first > 0 and positions[first - 1] in selected:
-        first -= 1
+    first, last = run
     before = namespace.log.core_at(positions[-1])
     after = namespace.log.core_at(positions[first] - 1)
     if before == after:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
@@ -63,11 +62,9 @@ class KeyedEntries:
         limit = max(limit // 2, limit - 600)  # `put` may add the key
         return text if len(data) <= limit else data[:limit].decode("utf-8", "ignore")
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> AbstractContextManager[Any]:
         """Make all writes inside happen together or not at all."""
-        with self.store.rows.transaction():
-            yield
+        return self.store.rows.transaction()
 
     def entry_id(self, key: str) -> str:
         """Return the key, or its hash if the key cannot be an id (over 128 characters)."""

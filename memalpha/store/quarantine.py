@@ -6,15 +6,13 @@ its content, its speaker and the reason are kept. A review applies it or rejects
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, get_args
 
 from memalpha.errors import DamagedStore
-from memalpha.store.fields import check_text
 from memalpha.types import Operation, OperationKind
 
 if TYPE_CHECKING:
@@ -119,15 +117,3 @@ def list_quarantined(log: OperationLog, *, pending: bool) -> list[Quarantined]:
 
 WRITER: ContextVar[Mapping[str, str]] = ContextVar("memalpha_writer", default=MappingProxyType({}))
 """Fields `speaker` and `key` that operations get unless they have their own."""
-
-
-@contextmanager
-def writing_as(*, speaker: str | None = None, key: str | None = None) -> Iterator[None]:
-    """Record who is behind the operations of the block: see `MemoryStore.writing_as`."""
-    names = {"speaker": speaker, "key": key}
-    fields = {name: check_text(name, value) for name, value in names.items() if value is not None}
-    token = WRITER.set({**WRITER.get(), **fields})
-    try:
-        yield
-    finally:
-        WRITER.reset(token)

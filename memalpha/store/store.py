@@ -8,7 +8,7 @@ the log, so writes of other processes are seen.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import replace
@@ -56,7 +56,6 @@ from memalpha.store.fields import (
     check_text,
     check_timestamp,
     clean_content,
-    is_storable,
     is_text,
     update_operation,
     validate_facts,
@@ -66,7 +65,7 @@ from memalpha.store.history import Diff, Revert, revert
 from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
 from memalpha.store.memory import Memory, html_table, refuse_other_keywords
 from memalpha.store.open import back_up, create_namespace, is_url, is_writable, open_database, open_namespace
-from memalpha.store.quarantine import ACCEPTED, Quarantined, list_quarantined, writing_as
+from memalpha.store.quarantine import ACCEPTED, WRITER, Quarantined, list_quarantined
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.index import NamespaceIndex, surrounding_spans
 from memalpha.store.search.ranking import SearchOptions
@@ -737,7 +736,8 @@ class MemoryStore(Memory):
             yield
 
     @staticmethod
-    def writing_as(*, speaker: str | None = None, key: str | None = None) -> AbstractContextManager[None]:
+    @contextmanager
+    def writing_as(*, speaker: str | None = None, key: str | None = None) -> Iterator[None]:
         """Record who is behind the operations of a block: the log, the entries and their histories say it.
 
         It holds for all that this thread or task writes in the block. An operation that names a speaker itself keeps
@@ -750,7 +750,13 @@ class MemoryStore(Memory):
         Raises:
             InvalidContent: A name is no text that can be stored.
         """
-        return writing_as(speaker=speaker, key=key)
+        names = {"speaker": speaker, "key": key}
+        fields = {name: check_text(name, value) for name, value in names.items() if value is not None}
+        token = WRITER.set({**WRITER.get(), **fields})
+        try:
+            yield
+        finally:
+            WRITER.reset(token)
 
     def undo(self) -> Operation | None:
         """Undo the last effective operation by appending its inverse. Call again to go further back.
@@ -930,12 +936,8 @@ class MemoryStore(Memory):
                 matching = [] if entry_filter is None else self.rows.ids_matching(entry_filter)[0]
                 forks += self.rows.log.forks([*ids, *matching], names)
         with self._transaction(write=True):
-            unknown_ids = [
-                id
-                for id in ids
-                if self.rows.entries.latest_version(id) is None
-                and not (is_storable(id) and self.rows.log.is_quarantined(id))
-            ]
+            quarantined = {operation.id for _, _, operation in self.rows.log.quarantine()}
+            unknown_ids = [id for id in ids if id not in quarantined and self.rows.entries.latest_version(id) is None]
             erasure = Erasure()
             if not unknown_ids:
                 self._index.catch_up(self.rows.log.position)
@@ -958,20 +960,20 @@ class MemoryStore(Memory):
         Only the namespace's name and the stubs of its operations remain; `drop_namespace` removes these, too. Raises
         `ScrubPending` as `erase` does.
         """
-        self.database.refuse_in_transaction("erase_all")
-        with self._transaction(write=True):
-            count = self.rows.erase_all()
-        self._scrub()
-        return count
+        return self._erase_with(self.rows.erase_all)
 
     def erase_core_history(self) -> int:
         """Erase all texts of the core memory but the current one, and return their number.
 
         Before the current text, past states then have no core memory. Raises `ScrubPending` as `erase` does.
         """
-        self.database.refuse_in_transaction("erase_core_history")
+        return self._erase_with(self.rows.erase_core_history)
+
+    def _erase_with(self, erase: Callable[[], int]) -> int:
+        """Call a method of `rows` that erases and returns a number, then scrub the file."""
+        self.database.refuse_in_transaction(erase.__name__)
         with self._transaction(write=True):
-            count = self.rows.erase_core_history()
+            count = erase()
         self._scrub()
         return count
 

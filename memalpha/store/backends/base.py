@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from memalpha.arguments import brief_repr
 from memalpha.errors import DamagedStore, DeadlineExceeded, StoreError
-from memalpha.store.fields import check_namespace_name, format_utc
+from memalpha.store.fields import damaged_row, format_utc, is_text
 
 Clock = Callable[[], datetime]
 Durability = Literal["full", "normal"]
@@ -148,7 +148,8 @@ class Backend(ABC):
         """Return the names of all written namespaces that may be seen. Raises `DamagedStore`."""
         names = [name for (name,) in self.connection.execute("SELECT name FROM namespaces ORDER BY name")]
         for name in names:
-            check_namespace_name(name)
+            if not is_text(name):
+                raise damaged_row(name, "a namespace's name is not text in UTF-8")
         return names
 
     def warnings(self) -> list[str]:

@@ -32,8 +32,7 @@ from memalpha.store.fields import (
     OPERATION_VALUES,
     TIMES,
     CheckedFact,
-    check_digest,
-    check_position,
+    check_stored,
     content_digest,
     decode_entries,
     decode_entry,
@@ -147,13 +146,6 @@ def _batches(values: Iterable[T]) -> Iterator[tuple[list[T], str]]:
         yield batch, ",".join("?" * len(batch))
 
 
-def _checked(value: Any, kind: type[T], name: str) -> T:
-    """Return a value of the log. Raises `DamagedStore` if it has another type."""
-    if type(value) is not kind:
-        raise DamagedStore(f"the log is damaged: {name} is {type(value).__name__}: run `memalpha doctor`")
-    return value
-
-
 class OperationLog:
     """Operations of a namespace by position: 1, 2, 3 and so on. Call every method inside a transaction."""
 
@@ -164,7 +156,7 @@ class OperationLog:
     def position(self) -> int:
         """Position of the last operation; 0 for an empty log."""
         (position,) = self._scope.first("SELECT seq FROM operations WHERE ns = ? ORDER BY seq DESC LIMIT 1") or (0,)
-        return _checked(position, int, "its last position")
+        return check_stored("the log", "its last position", position, int)
 
     def end(self) -> LogEnd:
         """Return the end of the log. Raises `DamagedStore`."""
@@ -172,19 +164,16 @@ class OperationLog:
         if row is None:
             return LogEnd()
         position, time, expiry = row
-        if type(position) is not int or type(time) is not str:
-            raise DamagedStore(f"the log's end is damaged (position {position!r:.40}): run `memalpha doctor`")
         if expiry is not None and type(expiry) is not str:
             (id,) = self._scope.first("SELECT id FROM versions WHERE ns = ? AND typeof(expires) = 'blob' LIMIT 1")
-            raise DamagedStore(
-                f"the stored row of {str(id)[:80]!r} is damaged: its expiry is no text: run `memalpha doctor`"
-            )
-        return LogEnd(position, time, expiry)
+            check_stored(id, "its expiry", expiry, str)
+        check_stored("the log", "its last time", time, str)
+        return LogEnd(check_stored("the log", "its last position", position, int), time, expiry)
 
     def effective_position(self, position: int) -> int:
         """Return the position whose facts the memory holds after a log row; 0 before the first."""
         row = self._scope.first("SELECT head FROM operations WHERE ns = ? AND seq = ?", position)
-        return _checked(row[0], int, f"the head of position {position}") if row else 0
+        return check_stored("the log", f"the head of position {position}", row[0], int) if row else 0
 
     def kind_at(self, position: int) -> str:
         """Return the kind of the operation at a position; "" before the first."""
@@ -197,7 +186,7 @@ class OperationLog:
 
         def time_at(position: int) -> str:
             row = self._scope.first(query, position) or (None,)
-            return _checked(row[0], str, f"the time of position {position}")
+            return check_stored("the log", f"the time of position {position}", row[0], str)
 
         return bisect_right(range(1, self.position + 1), time, key=time_at)
 
@@ -235,14 +224,6 @@ class OperationLog:
         rows = (decode_log_row(tuple(row)) for row in self._scope.select(query))
         return [(position, time, operation) for position, time, _, operation in rows]
 
-    def is_quarantined(self, id: str) -> bool:
-        """Return True if an operation with this id was quarantined."""
-        query = (
-            "SELECT 1 FROM operations INDEXED BY quarantine "
-            "WHERE ns = ? AND kind IN ('quarantined', 'reviewed') AND id = ? LIMIT 1"
-        )
-        return self._scope.first(query, id) is not None
-
     def core_at(self, position: int) -> str:
         """Return the core memory text at a position."""
         row = self._scope.first(
@@ -250,7 +231,7 @@ class OperationLog:
             "ORDER BY seq DESC LIMIT 1",
             position,
         )
-        return _checked(row[0], str, "a text of the core memory") if row else ""
+        return check_stored("the log", "a text of the core memory", row[0], str) if row else ""
 
     def changed_ids(self, after: int, last: int | None = None) -> list[str]:
         """Return the ids that operations after a position changed, up to `last` (the log's end)."""
@@ -541,7 +522,7 @@ class EntryTable(StateView):
             row = self._scope.first(query, id) if isinstance(id, str) and is_storable(id) else None
             if row is None:
                 raise UnknownEntry(f"no entry ever had the id {brief_repr(id)}")
-            positions[id] = check_position(id, row[0])
+            positions[id] = check_stored(id, "a position", row[0], int)
         return positions
 
     def holders(self, ids: Collection[str]) -> dict[bytes, set[str]]:
@@ -553,7 +534,7 @@ class EntryTable(StateView):
                 f"WHERE ns = ?1 AND id IN ({','.join(f'?{number}' for number in range(2, 2 + len(batch)))}))"
             )
             for digest, id in self._scope.select(query, *batch):
-                holders.setdefault(check_digest(id, digest), set()).add(id)
+                holders.setdefault(check_stored(id, "a digest", digest, bytes), set()).add(id)
         return holders
 
     def expired_by(self, time: str) -> list[tuple[str, str]]:
@@ -582,7 +563,7 @@ class EntryTable(StateView):
         rows = self._scope.select(f"{query} AND valid_from <= ?", position)
 
         def valid_to(row: tuple[Any, ...]) -> int | None:
-            return None if row[2] is None or check_position(row[5], row[2]) > position else row[2]
+            return None if row[2] is None or check_stored(row[5], "a position", row[2], int) > position else row[2]
 
         return ((*row[:2], valid_to(row), *row[3:]) for row in rows)
 
@@ -658,11 +639,6 @@ class VectorTable:
         """Insert vectors by content digest; the versions with these contents must exist."""
         self._scope.insert(_INSERT_VECTOR, rows)
 
-    def delete_unused(self) -> None:
-        """Delete the vectors of contents that no version holds."""
-        used = "SELECT digest FROM versions WHERE ns = ?1"
-        self._scope.select(f"DELETE FROM vectors WHERE ns = ?1 AND digest NOT IN ({used})")
-
     def delete(self, digests: Iterable[bytes]) -> None:
         """Delete the vectors of contents that no version holds any more."""
         self._scope.insert("DELETE FROM vectors WHERE ns = ? AND digest = ?", ((digest,) for digest in digests))
@@ -685,7 +661,7 @@ class VectorTable:
         created = 0
         while page := self._scope.select(query, created, page_size).fetchall():
             yield page
-            created = check_position(page[-1][0], page[-1][7])
+            created = check_stored(page[-1][0], "a position", page[-1][7], int)
 
 
 _MAX_PAGE = 500  # log rows read at once
@@ -872,8 +848,7 @@ class Namespace:
         if erased or changes:
             self.entries.delete(dict.fromkeys(erased))
             self.vectors.delete(digest for digest, other in holders.items() if other <= set(ids))
-            self.write(Operation("erased"))
-            self.database.mark_for_scrub()
+            self._log_erasure()
         quarantined_ids = {id for id, digest in quarantined if digest in holders}
         return sorted(quarantined_ids.union(*holders.values()).difference(ids))
 
@@ -882,10 +857,13 @@ class Namespace:
         erased = self.log.erase(None)
         if erased:
             self.entries.delete(dict.fromkeys(erased))
-            self.vectors.delete_unused()
-            self.write(Operation("erased"))
-            self.database.mark_for_scrub()
+            self.vectors.replace(())
+            self._log_erasure()
         return len(erased)
+
+    def _log_erasure(self) -> None:
+        self.write(Operation("erased"))
+        self.database.mark_for_scrub()
 
     def erase_core_history(self) -> int:
         """Turn all core updates but the last into stubs; return their number. As after `erase`, a scrub is due.
@@ -895,8 +873,7 @@ class Namespace:
         quarantined = past_core_quarantine(self.log, self.log.core_at(self.log.position))
         count = self.log.erase_core_history(quarantined)
         if count or quarantined:
-            self.write(Operation("erased"))
-            self.database.mark_for_scrub()
+            self._log_erasure()
         return count
 
     def drop(self) -> int:

@@ -173,21 +173,6 @@ def definitions() -> dict[str, tuple[str, str]]:
     return definitions
 
 
-def foreign_objects(connection: sqlite3.Connection) -> dict[str, str]:
-    """Return the objects of a file that the format does not define, or defines otherwise, as {name: kind}.
-
-    Only `sqlite_master` is read, which no view can stand in for.
-    """
-    foreign = {}
-    for kind, name, table, sql in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"):
-        expected_kind, statement = definitions().get(name, ("", ""))
-        is_same = kind == expected_kind and is_same_sql(sql, statement)
-        is_automatic = kind == "index" and sql is None and name.startswith("sqlite_autoindex_") and table in TABLES
-        if not (is_same or is_automatic or (kind == "table" and sql == _STATISTICS)):
-            foreign[name] = kind
-    return foreign
-
-
 def is_same_sql(sql: str | None, statement: str) -> bool:
     """Return True if a recorded definition is that of the format; line ends differ among what made a file."""
     return (sql or "").split() == statement.removesuffix(";").split()
@@ -387,7 +372,7 @@ class SQLiteDatabase(Backend, ForkAware):
         if version != FORMAT:
             advice = "upgrade memalpha" if version > FORMAT else "open it with the memalpha that made it, and export it"
             raise StoreError(f"{self.path} has store format {version}, this memalpha reads {FORMAT}: {advice}")
-        foreign = foreign_objects(self.connection)
+        foreign = self.foreign_objects()
         if not foreign or (self._inspect and not TABLES & foreign.keys()):
             return
         names = ", ".join(f"{kind} {name[:80]!r}" for name, kind in islice(foreign.items(), _MAX_LISTED))
@@ -664,8 +649,18 @@ class SQLiteDatabase(Backend, ForkAware):
         }
 
     def foreign_objects(self) -> dict[str, str]:
-        """Return the objects that no store has, as {name: kind}."""
-        return foreign_objects(self.connection)
+        """Return the objects of a file that the format does not define, or defines otherwise, as {name: kind}.
+
+        Only `sqlite_master` is read, which no view can stand in for.
+        """
+        foreign = {}
+        for kind, name, table, sql in self.connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master"):
+            expected_kind, statement = definitions().get(name, ("", ""))
+            is_same = kind == expected_kind and is_same_sql(sql, statement)
+            is_automatic = kind == "index" and sql is None and name.startswith("sqlite_autoindex_") and table in TABLES
+            if not (is_same or is_automatic or (kind == "table" and sql == _STATISTICS)):
+                foreign[name] = kind
+        return foreign
 
     def drop(self, name: str, kind: str) -> None:
         """Drop an object of `foreign_objects`."""

@@ -86,6 +86,7 @@ from memalpha.store.search.ranking import (
     VectorIndex,
     asks_for_assistants,
     explain,
+    indices_of_largest,
     inner_products,
     is_assistants,
     is_question,
@@ -354,7 +355,7 @@ def find_candidates(
         low, high = 0.0 if len(holders) < len(whole.slots) else values.min(), values.max(initial=0.0)
         score_ranges["bm25"] = low, high
         values = values / max(high, 1e-9) + prior[whole.groups[holders]]
-        chosen.append(holders[_indices_of_largest(values, BEST_BY_WORDS)])
+        chosen.append(holders[indices_of_largest(values, BEST_BY_WORDS)])
     documents = np.unique(np.concatenate(chosen))
     dense, groups = whole.products(vector, documents), whole.groups[documents]
     if lexical is not None:
@@ -381,13 +382,6 @@ def _find_nearest(whole: Selection, index: ApproximateIndex, vector: np.ndarray,
         if prior[group] > mean_prior and counts[group] < min(NEAREST // 4, sizes[group]):
             chosen.append(whole.documents_at(index.nearest(vector, NEAREST // 4, whole.slots_in_group(group))))
     return np.concatenate(chosen)
-
-
-def _indices_of_largest(values: np.ndarray, count: int) -> np.ndarray:
-    """Return the indices of the `count` largest values, and of those equal to the last."""
-    if len(values) <= count:
-        return np.arange(len(values))
-    return np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
 
 
 @dataclass(frozen=True, slots=True)
@@ -677,15 +671,18 @@ class Corpus:
             after: Rank (`created`) of the last document before the first one.
             limit: Number of ids at most.
         """
-        is_match = self._columns.mask(where, self._slots, self._size) & self._live[: self._size]
-        slots = np.flatnonzero(is_match & (self._created[: self._size] > after))
+        slots = self._matching(where)
+        slots = slots[self._created[slots] > after]
         slots = slots[np.argsort(self._created[slots])[:limit]]
         return [self._ids[slot] for slot in slots.tolist()]
 
     def count(self, where: Filter) -> int:
         """Return the number of documents that pass a filter."""
-        is_match = self._columns.mask(where, self._slots, self._size) & self._live[: self._size]
-        return int(np.count_nonzero(is_match))
+        return len(self._matching(where))
+
+    def _matching(self, where: Filter) -> np.ndarray:
+        """Return the slots of the documents that pass a filter, in ascending order."""
+        return np.flatnonzero(self._columns.mask(where, self._slots, self._size) & self._live[: self._size])
 
     def description_scores(self, vector: np.ndarray) -> np.ndarray | None:
         """Return the inner products of a query's vector with what each group is for, float64 `(groups,)`.
@@ -711,13 +708,10 @@ class Corpus:
         self._pending.clear()
 
     def _select(self, where: Filter | None) -> Selection:
-        if where is None and self._full_selection is not None:
-            return self._full_selection
-        size = self._size
-        live = self._live[:size]
         if where is not None:
-            return Selection(self, np.flatnonzero(live & self._columns.mask(where, self._slots, size)), is_whole=False)
-        self._full_selection = Selection(self, np.flatnonzero(live), is_whole=True)
+            return Selection(self, self._matching(where), is_whole=False)
+        if self._full_selection is None:
+            self._full_selection = Selection(self, np.flatnonzero(self._live[: self._size]), is_whole=True)
         return self._full_selection
 
     def _rank(self, features: Features, query: str, options: SearchOptions, coverage: float) -> list[ScoredEntry]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from threading import RLock
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from memalpha.forks import ForkAware
 from memalpha.store.backends.base import no_deadline
 from memalpha.store.backends.namespace import Namespace, decode_vectors
 from memalpha.store.embedding import RecordedEmbedder, StoredEmbedder
-from memalpha.store.fields import check_position, check_texts
+from memalpha.store.fields import check_stored
 from memalpha.store.filters import Filter
 from memalpha.store.search.corpus import Corpus, Document
 from memalpha.store.search.lexical import Span
@@ -29,7 +29,6 @@ from memalpha.types import MemoryEntry
 
 _PAGE = 10_000
 _MAX_HELD = 250_000  # entries of an earlier position whose corpus is held for the next search
-P = ParamSpec("P")
 T = TypeVar("T")
 _MAX_WARM, _MAX_LAG = 20_000, 10  # entries, and operations behind the log, of an index that answers in milliseconds
 _MAX_FORGOTTEN = 1000  # erased ids from which building the corpus anew costs less
@@ -56,17 +55,6 @@ class _PastCorpus(NamedTuple):
     corpus: Corpus
 
 
-def _in_turn(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """Let one thread at a time run the method."""
-
-    @wraps(method)
-    def run(self: NamespaceIndex, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with self._lock:
-            return method(self, *args, **kwargs)
-
-    return run
-
-
 class NamespaceIndex(ForkAware):
     """Keep the search corpus of a namespace in step with its operation log, whoever writes it.
 
@@ -89,7 +77,6 @@ class NamespaceIndex(ForkAware):
         """Take a new lock; a corpus that another thread had checked out is built anew."""
         self._lock = RLock()
 
-    @_in_turn
     def search(
         self,
         last_position: int,
@@ -107,15 +94,16 @@ class NamespaceIndex(ForkAware):
             options: Options of the search; `position` stands for `as_of`.
             vectors: Embeddings of the queries `(len(queries), dim)`, if known.
         """
-        if position is not None and position < last_position:
-            past = self._past_corpus(last_position, position, options.filter)
-            if past.filter is not None:  # all of its entries pass
-                options = replace(options, category=None, where=None)
-            return past.corpus.search_many(queries, options, vectors)
-        corpus = self._checkout(last_position)
-        results = corpus.search_many(queries, options, vectors)
-        self._checkin(corpus)
-        return results
+        with self._lock:
+            if position is not None and position < last_position:
+                past = self._past_corpus(last_position, position, options.filter)
+                if past.filter is not None:  # all of its entries pass
+                    options = replace(options, category=None, where=None)
+                return past.corpus.search_many(queries, options, vectors)
+            corpus = self._checkout(last_position)
+            results = corpus.search_many(queries, options, vectors)
+            self._checkin(corpus)
+            return results
 
     def is_warm(self, last_position: int) -> bool:
         """Return True if a search of the current state takes milliseconds: nothing much has to be read or built."""
@@ -174,13 +162,10 @@ class NamespaceIndex(ForkAware):
         entries = self._rows.entries.live(position=position)
         return [entry for entry in entries if where is None or where.matches(entry)]
 
-    @_in_turn
     def catch_up(self, last_position: int) -> None:
         """Bring the corpus in memory, if there is one, to the log's end, before `forget`."""
-        if self._corpus is not None:
-            self._checkin(self._checkout(last_position))
+        self.ask(last_position, lambda corpus: None)
 
-    @_in_turn
     def forget(self, ids: Collection[str], last_position: int) -> None:
         """Remove entries that were just erased from the corpus in memory, rather than building it anew.
 
@@ -190,25 +175,26 @@ class NamespaceIndex(ForkAware):
             ids: Erased ids.
             last_position: Position of the erasure in the log, the next one after `catch_up`.
         """
-        corpus, self._past, self._corpus = self._corpus, None, None
-        if corpus is None or len(ids) > _MAX_FORGOTTEN:
-            return
-        for id in ids:
-            if id in corpus:
-                corpus.remove(id)
-        self._position = last_position
-        self._updates.clear()
-        self._checkin(corpus)
+        with self._lock:
+            corpus, self._past, self._corpus = self._corpus, None, None
+            if corpus is None or len(ids) > _MAX_FORGOTTEN:
+                return
+            for id in ids:
+                if id in corpus:
+                    corpus.remove(id)
+            self._position = last_position
+            self._updates.clear()
+            self._checkin(corpus)
 
-    @_in_turn
     def ask(self, last_position: int, question: Callable[[Corpus], T]) -> T | None:
         """Return what a function makes of the corpus at the log's end; None if no corpus is in memory."""
-        if self._corpus is None:
-            return None
-        corpus = self._checkout(last_position)
-        answer = question(corpus)
-        self._checkin(corpus)
-        return answer
+        with self._lock:
+            if self._corpus is None:
+                return None
+            corpus = self._checkout(last_position)
+            answer = question(corpus)
+            self._checkin(corpus)
+            return answer
 
     def _checkout(self, position: int) -> Corpus:
         """Return the corpus updated to the log's end at `position`, and clear the stored reference.
@@ -295,11 +281,15 @@ class NamespaceIndex(ForkAware):
         """Add rows of `VectorTable.search_rows`, of which all or none have a vector."""
         if rows:
             ids, texts, groups, orders, *origins, vectors = zip(*rows, strict=True)
-            check_texts(ids, texts)
             stored = None if vectors[0] is None else decode_vectors(ids, vectors, self._embedder.dim)
-            for numbers in (orders, origins[3], [0 if chunk is None else chunk for chunk in origins[1]]):
-                for id, number in zip(ids, numbers, strict=True) if set(map(type, numbers)) != {int} else ():
-                    check_position(id, number)
+            chunks = [0 if chunk is None else chunk for chunk in origins[1]]
+            for what, values in (
+                ("its content", texts),
+                *(("a position", some) for some in (orders, origins[3], chunks)),
+            ):
+                kind = str if values is texts else int
+                for id, value in zip(ids, values, strict=True) if set(map(type, values)) != {kind} else ():
+                    check_stored(id, what, value, kind)
             corpus.load(ids, texts, groups, orders, list(map(Span.from_origin, *origins)), origins[3], stored)
 
     @no_deadline()

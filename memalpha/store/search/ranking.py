@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -84,12 +84,6 @@ class Boost:
         return terms
 
 
-SEARCH_KEYWORDS = frozenset(
-    ("category", "where", "route", "boost", "as_of", "around", "exact", "weights", "min_score", "vector", "reranker")
-)
-"""Keywords of `Memory.search`."""
-
-
 @dataclass(frozen=True)
 class SearchOptions:
     """Keywords of `Memory.search`, where they are explained, as one checked value.
@@ -151,6 +145,9 @@ class SearchOptions:
             raise StoreError(f"vector: {dim} finite numbers, not all 0, are needed, as the store's embedder gives them")
         return np.repeat((row / norm).astype(np.float32)[None], number, axis=0)
 
+
+SEARCH_KEYWORDS = frozenset(option.name for option in fields(SearchOptions) if option.init) - {"k"}
+"""Keywords of `Memory.search`."""
 
 _FEW = 0.25  # share of the rows
 BLOCK = 512  # rows copied at a time
@@ -330,6 +327,13 @@ def share_of_best(scores: np.ndarray) -> np.ndarray:
     return scores / best if best > 0 else scores
 
 
+def indices_of_largest(values: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the `count` largest values, and of those equal to the last, in ascending order."""
+    if len(values) <= count:
+        return np.arange(len(values))
+    return np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
+
+
 def top_k(scores: np.ndarray, orders: np.ndarray, k: int) -> np.ndarray:
     """Return the indices of the k largest scores, best first.
 
@@ -338,11 +342,7 @@ def top_k(scores: np.ndarray, orders: np.ndarray, k: int) -> np.ndarray:
         orders: Tie-breakers `(n,)`; among equal scores the larger comes first.
         k: Number of indices; fewer are returned if there are fewer scores.
     """
-    if k < len(scores):
-        threshold = np.partition(scores, len(scores) - k)[len(scores) - k]
-        candidates = np.flatnonzero(scores >= threshold)
-    else:
-        candidates = np.arange(len(scores))
+    candidates = indices_of_largest(scores, k)
     return candidates[np.lexsort((-orders[candidates], -scores[candidates]))][:k]
 
 

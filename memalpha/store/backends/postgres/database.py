@@ -99,36 +99,6 @@ _CONNECTION_LOST = ("08", "57P01", "57P02", "57P03")  # error classes and codes 
 _CONFLICTS = ("40001", "40P01", "55P03")  # serialization failure, deadlock, lock timeout
 
 
-def raise_store_error(error: psycopg.Error, path: str, state: str, admit: str | None) -> NoReturn:
-    """Raise a PostgreSQL error as a `StoreError`.
-
-    Args:
-        error: Error of the server or the driver.
-        path: URL of the store, without secrets.
-        state: Known outcome of the transaction; may be "".
-        admit: Call of the function `admit` for the hint; None while the store is being opened.
-    """
-    code, outcome = error.sqlstate or "", f": {state}" if state else ""
-    if isinstance(error, PoolClosed):
-        raise StoreError(f"the store {path} is closed") from error
-    if is_connection_lost(error):
-        raise StoreUnavailable(f"{path}: the connection was lost{outcome} ({first_line(error)})", state) from error
-    if code == "57014":  # statement_timeout
-        raise DeadlineExceeded from error
-    if code in _CONFLICTS:
-        raise StoreError(f"{path}: another transaction conflicted, or kept it locked{outcome}: try again") from error
-    if code.startswith("XX00"):
-        raise DamagedStore(f"{path} is damaged ({first_line(error)}): restore a backup") from error
-    if code == "42501":
-        if admit is None:
-            hint = "the role needs CREATE on the database, or on that schema; or give another with ?schema=NAME"
-            raise StoreError(f"{path}: {first_line(error)}: {hint}") from error
-        raise StoreError(
-            f"{path}: {first_line(error)}: the tables' owner may admit a role to a namespace with SELECT {admit}"
-        ) from error
-    raise StoreError(f"{path}: {first_line(error)}{outcome}") from error
-
-
 def first_line(error: psycopg.Error) -> str:
     """Return the first line of an error's message."""
     text = error.diag.message_primary or str(error)
@@ -647,9 +617,26 @@ class PostgresDatabase(Backend):
 
     def _raise_store_error(self, error: psycopg.Error, state: str = "") -> NoReturn:
         """Raise the error in the store's words; `state` says what is known of the transaction."""
-        self.losses += is_connection_lost(error)
-        admit = f"{self.schema}.admit('ROLE', 'NAMESPACE')" if self._is_open else None
-        raise_store_error(error, self.path, state, admit)
+        code, words, outcome = error.sqlstate or "", first_line(error), f": {state}" if state else ""
+        if isinstance(error, PoolClosed):
+            raise StoreError(f"the store {self.path} is closed") from error
+        if is_connection_lost(error):
+            self.losses += 1
+            raise StoreUnavailable(f"{self.path}: the connection was lost{outcome} ({words})", state) from error
+        if code == "57014":  # statement_timeout
+            raise DeadlineExceeded from error
+        if code in _CONFLICTS:
+            conflict = "another transaction conflicted, or kept it locked"
+            raise StoreError(f"{self.path}: {conflict}{outcome}: try again") from error
+        if code.startswith("XX00"):
+            raise DamagedStore(f"{self.path} is damaged ({words}): restore a backup") from error
+        if code == "42501":
+            hint = "the role needs CREATE on the database, or on that schema; or give another with ?schema=NAME"
+            if self._is_open:
+                admit = f"SELECT {self.schema}.admit('ROLE', 'NAMESPACE')"
+                hint = f"the tables' owner may admit a role to a namespace with {admit}"
+            outcome = f": {hint}"
+        raise StoreError(f"{self.path}: {words}{outcome}") from error
 
 
 def _configure(connection: psycopg.Connection) -> None:
