@@ -17,8 +17,6 @@ HUGE = 10**5000  # whose `repr` is a ValueError
 CALLS: dict[str, Callable[[Any], object]] = {
     **{f"search {query!r:.9}": lambda s, q=query: s.search(q) for query in (None, 5, b"Ana", ["Ana"])},
     "search_many of a text": lambda s: s.search_many("Ana"),
-    **{f"k {k!r:.9}": lambda s, k=k: s.search("Ana", k) for k in (True, -1, 2.5, "3", None)},
-    "around True": lambda s: s.search("Ana", around=True),
     **{f"vector {v!r:.9}": lambda s, v=v: s.search("Ana", vector=v) for v in ("x", [1j] * 256, [[1], [2, 3]], ["1"])},
     **{f"limit {n!r:.9}": lambda s, n=n: s.list(limit=n) for n in (-1, "x", 1.5, True)},
     "limit of many digits": lambda s: s.list(limit=-HUGE),
@@ -35,13 +33,13 @@ CALLS: dict[str, Callable[[Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_a_bad_argument_is_refused_by_name(name: str) -> None:
+def test_a_bad_argument_is_refused_and_changes_nothing() -> None:
     with MemoryStore.open(":memory:", embedder="hash") as store:
         store.insert("semantic", "Ana lives in Oslo")
-        with pytest.raises(StoreError):
-            CALLS[name](store)
-        assert store.snapshot() == 1 and len(store.search("Ana")) == 1
+        for name, call in CALLS.items():
+            with pytest.raises(StoreError):
+                call(store)
+            assert store.snapshot() == 1 and len(store.search("Ana")) == 1, name
 
 
 @pytest.mark.sqlite

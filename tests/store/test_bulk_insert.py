@@ -49,7 +49,7 @@ def rows_of(store: MemoryStore) -> list[list[tuple]]:
         return [operations, versions, rows.execute("SELECT * FROM vectors ORDER BY digest").fetchall()]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(facts, facts, st.booleans(), st.sampled_from([2, 500]))
 def test_bulk_insert_equals_single_inserts(before, batch, search_first, many) -> None:
     with pytest.MonkeyPatch.context() as patch:

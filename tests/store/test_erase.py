@@ -313,16 +313,6 @@ def test_a_namespace_is_dropped_with_its_name(tmp_path: Path) -> None:
     assert len(store.namespace("ben").search("pet")) == 2
 
 
-@pytest.mark.sqlite
-def test_bytes_of_a_dropped_namespace_are_gone(tmp_path: Path) -> None:
-    path = tmp_path / "a.db"
-    with new(path, namespace="zyxomma") as store:
-        store.add("pet: qwobblefrotz")
-        store.drop_namespace("zyxomma")
-        store.namespace("default").add("pet: cat")
-    assert secrets_in(path) == [] and examine(path).problems == []
-
-
 def test_an_erased_undone_write_does_not_clear_redo() -> None:
     store = new()
     store.core_update("name: Ana")

@@ -4,14 +4,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from memalpha.errors import InvalidContent
 from memalpha.store.checks.integrity import examine
-from memalpha.store.embedding import load_embedder
-from memalpha.store.memory import WorkingMemory
-from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 
 QUERY = "which pet in which city?"
@@ -135,66 +130,3 @@ def test_time_is_not_undone(store: MemoryStore, clock: Clock) -> None:
     store.restore(2)
     assert [entry.content for entry in store.list()] == ["city: Oslo"]  # brought back past its time, gone at once
     assert [done.id for done in iter(store.undo, None)] == [city.id]
-
-
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("insert"), st.integers(0, 5), st.none() | st.integers(0, 6)),
-        st.tuples(st.just("update"), st.integers(0, 5), st.sampled_from([None, "", at(2), at(5)])),
-        st.tuples(st.just("delete"), st.integers(0, 5)),
-        st.tuples(st.just("undo")),
-        st.tuples(st.just("undo")),
-        st.tuples(st.just("redo")),
-        st.tuples(st.just("restore"), st.floats(0, 1)),
-        st.tuples(st.just("erase"), st.integers(0, 5)),
-        st.tuples(st.just("wait")),
-    ),
-    max_size=25,
-)
-
-
-EXPIRED_RESTORED = [("wait",), ("insert", 0, None), ("update", 0, at(2)), ("wait",), ("restore", 0.25)]
-
-
-@settings(max_examples=60, deadline=None)
-@given(steps)
-@example([*EXPIRED_RESTORED])
-@example([*EXPIRED_RESTORED, ("update", 0, None)])
-def test_any_program(program: list) -> None:
-    clock = Clock()
-    store = MemoryStore.open(":memory:", embedder="hash", clock=clock)
-    for number, (kind, *rest) in enumerate(program):
-        entries = store.list()
-        if kind == "insert":
-            expires = None if rest[1] is None else at(rest[1])
-            store.insert("semantic", f"pet {rest[0]}", expires=expires)
-        elif kind in ("update", "delete", "erase") and entries:
-            entry = entries[rest[0] % len(entries)]
-            if kind == "update":
-                store.update(entry.id, f"pet {rest[0]}: {number}", expires=rest[1])
-            else:
-                getattr(store, kind)(entry.id)
-        elif kind == "restore":
-            store.restore(round(rest[0] * store.snapshot()))
-        elif kind == "wait":
-            clock.time += timedelta(days=1)
-        elif kind in ("undo", "redo"):
-            getattr(store, kind)()
-        now = store.database.now()
-        assert all(entry.expires is None or entry.expires > now for entry in store.list())
-        state = MemoryState.replay(store.schema, [done for _, _, done in store.log()])
-        assert store.list() == state.list() and store.state == state
-        assert store.search(QUERY, 5) == WorkingMemory(state, load_embedder("hash")).search(QUERY, 5)
-    for position in range(store.snapshot() + 1):
-        past = MemoryState.replay(store.schema, [done for _, _, done in store.log()][:position])
-        assert store.list(as_of=position) == past.list()
-    while store.redo() is not None:
-        pass
-    after = store.state
-    while store.undo() is not None:
-        pass
-    assert store.list() == []
-    while store.redo() is not None:
-        pass
-    # An undo may bring back a moment that is past: what expires by that stays away.
-    assert store.state == after or any(done.kind == "expired" for _, _, done in store.log(after.position))

@@ -1,70 +1,42 @@
 """`recent`: newest entries first, equal in every memory, without listing the others."""
 
 import sqlite3
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.store.embedding import load_embedder
-from memalpha.store.memory import Memory, WorkingMemory
+from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 
 HASH = load_embedder("hash")
 COMMANDS = st.lists(
-    st.tuples(st.sampled_from(["insert", "insert", "update", "update", "delete", "undo", "core"]), st.integers(0, 5)),
+    st.tuples(st.sampled_from(["insert", "insert", "update", "update", "delete", "core"]), st.integers(0, 5)),
     max_size=40,
 )
-
-
-def working_memory() -> WorkingMemory:
-    return WorkingMemory(MemoryState.empty(MEM_ALPHA), HASH)
-
-
-@pytest.fixture(params=["memory", "store"])
-def memory(request: pytest.FixtureRequest) -> Iterator[Memory]:
-    if request.param == "memory":
-        yield working_memory()
-    else:
-        with MemoryStore.open(":memory:", embedder="hash") as store:
-            yield store
-
-
-def run(memory: Memory, kind: str, index: int, number: int) -> None:
-    """Run one command of a program; undo is for stores alone."""
-    entries = memory.list()
-    if kind == "insert" or not entries:
-        memory.insert("semantic", f"fact {number}")
-    elif kind == "update":
-        memory.update(entries[index % len(entries)].id, f"value {number}")
-    elif kind == "delete":
-        memory.delete(entries[index % len(entries)].id)
-    elif kind == "core":
-        memory.core_update(f"core {number}")
-    elif isinstance(memory, MemoryStore):
-        memory.undo()
-
-
-def check(memory: Memory) -> None:
-    newest_first = sorted(memory.list(), key=lambda entry: -entry.valid_from)
-    for n in (0, 1, 2, 5, 100):
-        assert memory.recent(n) == newest_first[:n]
-    created = memory.created_at([entry.id for entry in newest_first])
-    assert sorted(newest_first, key=lambda entry: created[entry.id]) == memory.list()
 
 
 @settings(max_examples=40)
 @given(COMMANDS)
 def test_recent_is_the_newest_first_after_any_program(program: list[tuple[str, int]]) -> None:
-    with MemoryStore.open(":memory:", embedder="hash") as store:
-        for memory in (working_memory(), store):
-            for number, (kind, index) in enumerate(program):
-                run(memory, kind, index, number)
-                check(memory)
-        check(WorkingMemory(store.state, HASH))
+    """Of a working memory; `test_programs.py` has that of a store."""
+    memory = WorkingMemory(MemoryState.empty(MEM_ALPHA), HASH)
+    for number, (kind, index) in enumerate(program):
+        entries = memory.list()
+        if kind == "insert" or not entries:
+            memory.insert("semantic", f"fact {number}")
+        elif kind == "update":
+            memory.update(entries[index % len(entries)].id, f"value {number}")
+        elif kind == "delete":
+            memory.delete(entries[index % len(entries)].id)
+        else:
+            memory.core_update(f"core {number}")
+        newest_first = sorted(memory.list(), key=lambda entry: -entry.valid_from)
+        for n in (0, 1, 2, 5, 100):
+            assert memory.recent(n) == newest_first[:n] == WorkingMemory(memory.state, HASH).recent(n)
 
 
 @pytest.mark.sqlite

@@ -1,5 +1,4 @@
 import pickle
-import random
 from itertools import pairwise
 
 import pytest
@@ -7,9 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
-from memalpha.store.embedding import load_embedder
 from memalpha.store.fields import make_ids
-from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA, MemorySchema
 from memalpha.store.state import MemoryState, inverse, plan
 from memalpha.types import Operation
@@ -157,29 +154,3 @@ def test_states_pickle() -> None:
     assert copy == state
     assert copy.list() == state.list()
     assert hash(copy) == hash(state)
-
-
-def random_state(seed: int, size: int) -> WorkingMemory:
-    memory, rng = WorkingMemory(EMPTY, load_embedder("hash")), random.Random(seed)
-    for number in range(size):
-        entry = memory.insert(rng.choice(MEM_ALPHA.category_names), f"fact {number}: value {rng.randrange(50)}")
-        if rng.random() < 0.3:
-            memory.update(entry.id, f"fact {number}: {rng.random()}")
-        elif rng.random() < 0.2:
-            memory.delete(entry.id)
-    return memory
-
-
-@given(st.integers(0, 50), st.integers(0, 15), st.integers(0, 5))
-def test_search_depends_on_content_only(seed: int, size: int, searched_at: int) -> None:
-    memory = random_state(seed, size)
-    memory.search("value")  # makes the corpus, which then follows the writes
-    memory.insert("semantic", f"new: {searched_at}")
-    for entry in memory.list()[:2]:
-        memory.delete(entry.id)
-    for route in ("soft", "flat", "dense", "bm25", "hard"):
-        for category in (None, "episodic"):
-            fresh = WorkingMemory(memory.state, load_embedder("hash"))
-            hits = memory.search("what is the value of fact 3?", 5, category=category, route=route)
-            assert hits == fresh.search("what is the value of fact 3?", 5, category=category, route=route)
-            assert all(category in (None, hit.entry.category) for hit in hits)

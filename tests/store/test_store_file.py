@@ -1,6 +1,5 @@
 """Store files: recorded metadata, refused files, export and import, threads, processes, kills."""
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -123,19 +122,6 @@ def test_other_files_are_refused_and_unchanged(tmp_path) -> None:
     with pytest.raises(EmbedderError):
         MemoryStore.open(tmp_path / "b.db", embedder=Failing(broken=True))
     assert not list(tmp_path.glob("b.db*"))
-
-
-@pytest.mark.sqlite
-def test_a_damaged_file_is_named(tmp_path) -> None:
-    path = tmp_path / "a.db"
-    store = new(path)
-    facts(store, 200)
-    store.close()
-    data = bytearray(path.read_bytes())
-    data[4096 * 3 :] = os.urandom(len(data) - 4096 * 3)
-    path.write_bytes(data)
-    with pytest.raises(StoreError, match=r"a\.db"):
-        facts(new(path), 300)
 
 
 @pytest.mark.parametrize(

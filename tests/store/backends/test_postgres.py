@@ -26,6 +26,7 @@ from memalpha.store.backends.postgres.database import (  # noqa: E402
 )
 from memalpha.store.backends.postgres.ddl import TABLES  # noqa: E402
 
+pytestmark = pytest.mark.postgres
 EVAL = Path(__file__).parents[3] / "eval" / "store" / "postgres_check.py"
 
 
@@ -282,7 +283,6 @@ def test_a_store_works_prepared_for_a_cluster(postgres_url: str, postgres) -> No
     assert "row-level security of the table versions is switched off" in str(report.problems)
 
 
-@pytest.mark.postgres
 def test_a_killed_server_loses_nothing_acknowledged(check) -> None:
     from postgres_server import server
 

@@ -140,7 +140,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(STEPS)
 def test_findings_are_of_live_entries_and_an_audit_of_their_copy_is_the_same(steps) -> None:
     """Contradictions are those that the plain rule gives, and no exact duplicate is missed."""

@@ -12,7 +12,6 @@ from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.filters import parse_filter
 from memalpha.store.search.corpus import Corpus, Document
-from memalpha.store.search.lexical import Span
 from memalpha.store.search.ranking import ROUTES, Boost, SearchOptions
 from memalpha.types import MemoryEntry
 
@@ -114,42 +113,6 @@ def test_what_was_removed_is_dropped_in_time():
     assert corpus._size < 2000
     fresh = Corpus(EMBEDDER, [Document("a", "city: Oslo 2999", "semantic", 2999), *DOCS[1:]])
     assert search(corpus, "city of Oslo", 5) == search(fresh, "city of Oslo", 5)
-
-
-documents = st.builds(
-    Document,
-    id=st.sampled_from("pqrstu"),
-    text=st.sampled_from(["cat", "dog and cat", "Oslo", "city of Oslo", "Rome in May", "", "cats dogs Rome Oslo"]),
-    group=st.sampled_from("GH"),
-    order=st.integers(0, 99),
-    span=st.one_of(st.none(), st.builds(Span, st.sampled_from("ST"), st.integers(0, 1), st.just(0))),
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.one_of(documents, st.sampled_from("pqrstu")), max_size=25), st.booleans())
-def test_changed_in_place_equals_built_anew(program, search_between):
-    corpus, live = Corpus(EMBEDDER), {}
-    for order, step in enumerate(program):
-        if isinstance(step, Document):
-            span = None if step.span is None else step.span._replace(position=order)
-            live[step.id] = dataclasses.replace(step, order=order, span=span)  # no two alike: recency decides ties
-            corpus.add(live[step.id])
-        elif step in live:
-            del live[step]
-            corpus.remove(step)
-        if search_between:
-            search(corpus, "cat in Rome", 2)
-    fresh = Corpus(EMBEDDER, live.values())
-    assert len(corpus) == len(fresh) == len(live)
-    for route in ROUTES:
-        for ours, other_scores in zip(
-            search_many(corpus, ["cat", "the city of Rome"], 6, route=route),
-            search_many(fresh, ["cat", "the city of Rome"], 6, route=route),
-            strict=True,
-        ):
-            assert ids(ours) == ids(other_scores)
-            assert np.allclose([r.score for r in ours], [r.score for r in other_scores], atol=1e-9)
 
 
 def test_importance_and_recency_are_terms_of_the_score():

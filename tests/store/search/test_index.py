@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from memalpha.store.search.corpus import Corpus
 from memalpha.store.store import MemoryStore
@@ -102,27 +100,3 @@ def test_a_past_state_is_indexed_once(path: Path, made: list[int]) -> None:
             raise ZeroDivisionError
         store.insert("semantic", "quagga")
         assert "zebra again" not in str(store.search("zebra", as_of=store.snapshot()))
-
-
-WRITES = {
-    "insert": lambda store, name, n: store.namespace(name).add(f"fact {n}: value of Ana", metadata={"n": n}),
-    "delete": lambda store, name, n: [store.namespace(name).delete(e.id) for e in store.namespace(name).list(limit=1)],
-    "erase": lambda store, name, n: store.namespace(name).erase(*(e.id for e in store.namespace(name).list(limit=1))),
-    "undo": lambda store, name, n: store.namespace(name).undo(),
-    "drop": lambda store, name, n: store.drop_namespace(name) if name in store.namespaces() else None,
-    "fork": lambda store, name, n: store.fork(name) if name not in store.namespaces() else None,
-    "search": lambda store, name, n: store.namespace(name).search("value"),
-}
-
-
-@pytest.mark.filterwarnings("ignore::memalpha.errors.UnknownFieldWarning")
-@settings(max_examples=40)
-@given(st.lists(st.tuples(st.sampled_from(sorted(WRITES)), st.booleans(), st.sampled_from("ab")), max_size=12))
-def test_a_namespace_object_made_anew_answers_like_a_store_opened_anew(tmp_path_factory, writes) -> None:
-    path = tmp_path_factory.mktemp("store") / "a.db"
-    with MemoryStore.open(path, embedder="hash") as store, MemoryStore.open(path) as other:
-        store.add("fact 1000: value of Ben")
-        for number, (write, is_others, name) in enumerate(writes):
-            WRITES[write](other if is_others else store, name, number)
-            with MemoryStore.open(path, namespace=name) as fresh:
-                assert answers(store.namespace(name)) == answers(fresh)

@@ -46,6 +46,7 @@ def test_every_kind_of_memory_shows_the_keywords(kind: type) -> None:
         ({"k": 2.5}, r"k 2\.5: a whole number from 0"),
         ({"k": "3"}, "k '3': a whole number from 0"),
         ({"k": None}, "k None: a whole number from 0"),
+        ({"k": True}, "k True: a whole number from 0"),
         ({"around": -1}, "around -1: a whole number from 0"),
         ({"where": {"n": {"$near": 1}}}, "unknown operator"),
     ],
