@@ -399,8 +399,7 @@ class SentenceTransformerEmbedder:
                     raise
                 self._model = SentenceTransformer(name, device="cpu", **options)
         except (OSError, ValueError) as error:
-            reason = str(error).strip().split("\n")[0]
-            raise EmbedderError(f"embedder {name!r} cannot be loaded ({reason}): {INSTALL_HINT}") from error
+            raise _unloadable("embedder", name, error, INSTALL_HINT) from error
         self.name = name
         self.dim = int(self._model.encode(["dimension"], show_progress_bar=False).shape[1])
 
@@ -741,6 +740,11 @@ class StoredEmbedder:
         return np.array([vectors[text] for text in texts], np.float32).reshape(len(texts), self.dim)
 
 
+def _unloadable(label: str, name: str, error: Exception, hint: str) -> EmbedderError:
+    reason = str(error).strip().split("\n")[0]
+    return EmbedderError(f"{label} {name!r} cannot be loaded ({reason}): {hint}")
+
+
 def _check_model_name(label: str, name: str) -> None:
     """Raise `EmbedderError` unless a name is a directory or can be a hub id: libraries would log it as it is."""
     check_path(label, name, error=EmbedderError)
@@ -765,6 +769,5 @@ def load_cross_encoder(name: str) -> Callable[[str, Sequence[str]], list[float]]
     try:
         model = CrossEncoder(name, device="cpu", trust_remote_code=False)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise EmbedderError(f"reranker {name!r} cannot be loaded ({reason}): give a directory or hub name") from error
+        raise _unloadable("reranker", name, error, "give a directory or hub name") from error
     return lambda query, texts: model.predict([(query, text) for text in texts], show_progress_bar=False).tolist()

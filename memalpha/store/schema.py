@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from memalpha.arguments import brief_repr, check_path
 from memalpha.errors import ConfigError, UnknownCategory
 
 _EVENTS = "episodic", "spatiotemporal_context"  # of the shipped schemas, and of own ones with such a category
+_STRUCTURE = attrgetter("name", "category_names", "core", "core_limit", "events")
 _NAME = re.compile(r"[^\W\d][\w-]{0,63}")
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _CORE_TOKEN = re.compile(rf"[{_CJK}]|[^\W{_CJK}]{{1,16}}|[^\w\s]{{1,16}}")
@@ -102,13 +104,7 @@ class MemorySchema:
 
     def is_compatible_with(self, other: MemorySchema) -> bool:
         """Return True if entries fit both schemas: they differ in descriptions only."""
-        return (self.name, self.category_names, self.core, self.core_limit, self.events) == (
-            other.name,
-            other.category_names,
-            other.core,
-            other.core_limit,
-            other.events,
-        )
+        return _STRUCTURE(self) == _STRUCTURE(other)
 
     def describe(self) -> str:
         """Return one line for messages: name, categories, core memory."""

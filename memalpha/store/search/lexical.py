@@ -474,13 +474,18 @@ class PassageMatches(NamedTuple):
     lengths: np.ndarray
     numbers: np.ndarray
 
-    def best(self, idf: np.ndarray, lengths: np.ndarray, inverse_mean: float) -> PassageScores:
+    def best(
+        self, idf: np.ndarray, lengths: np.ndarray, inverse_mean: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the best passage of each document that has any here.
 
         Args:
             idf: Weight of each term.
             lengths: Words of each document of the selection.
             inverse_mean: 1 / the mean length of `effective_total`.
+
+        Returns:
+            Index of the document, score and number of its best passage, each `(d,)`.
         """
         is_first = np.diff(self.documents, prepend=-1) != 0
         starts, owners = np.flatnonzero(is_first), np.cumsum(is_first) - 1  # of each passage, among these documents
@@ -500,15 +505,7 @@ class PassageMatches(NamedTuple):
         gains = idf[self.terms] * self.counts / (self.counts + penalties) - rest[keys]
         scores += np.bincount(self.passages, gains, len(owners))
         best = np.lexsort((self.numbers, -scores, owners))[starts]
-        return PassageScores(documents, scores[best], self.numbers[best])
-
-
-class PassageScores(NamedTuple):
-    """Best passages of documents: index of the document, score and number of its best passage, each `(d,)`."""
-
-    documents: np.ndarray
-    scores: np.ndarray
-    numbers: np.ndarray
+        return documents, scores[best], self.numbers[best]
 
 
 def _penalties(lengths: np.ndarray, inverse_mean: float) -> np.ndarray:

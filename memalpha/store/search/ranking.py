@@ -176,21 +176,14 @@ class VectorIndex:
         self._size = size
         self._storage[slots] = vectors
 
-    def scores(self, queries: np.ndarray, slots: np.ndarray | None = None) -> np.ndarray:
-        """Return inner products with every row, or with those at `slots` `(n,)`: float64 `(queries, rows)`.
+    def scores(self, queries: np.ndarray) -> np.ndarray:
+        """Return inner products with every row: float64 `(queries, rows)`.
 
         Products are rounded to 5 decimals. FAISS computes each product separately,
         whereas the last bits of a BLAS product depend on the rest of the batch. Rounding removes the differences that a
         model's batching leaves. So ties are ties.
         """
-        if slots is not None and self.should_gather(slots):
-            return inner_products(queries, self.rows[slots])
-        scores = inner_products(queries, self.rows)
-        return scores if slots is None else scores[:, slots]
-
-    def should_gather(self, slots: np.ndarray) -> bool:
-        """Return True if gathering the rows at `slots` costs less than the products with all rows."""
-        return len(slots) < len(self.rows) * _FEW
+        return inner_products(queries, self.rows)
 
 
 def inner_products(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -449,27 +442,25 @@ class Selection:
         return SelectedPostings(self._corpus.lexical, self.slots)
 
     @cached_property
-    def _should_gather(self) -> bool:
-        return not self._is_whole and self._corpus.vectors.should_gather(self.slots)
-
-    @cached_property
-    def _rows(self) -> np.ndarray:
-        return self._corpus.vectors.rows[self.slots]
+    def _rows(self) -> np.ndarray | None:
+        """Vectors of the documents; None if the products with all vectors cost less than gathering these."""
+        rows = self._corpus.vectors.rows
+        return rows[self.slots] if len(self.slots) < len(rows) * _FEW else None
 
     def _prototype_scores(self, vector: np.ndarray) -> np.ndarray:
         """Return the inner products of a query's vector `(1, dim)` with the groups' mean directions, `(1, size)`."""
         sums = np.zeros((self.size, self._corpus.embedder.dim))
         for start in range(0, len(self.slots), BLOCK):
             block = slice(start, start + BLOCK)
-            rows = self._rows[block] if self._should_gather else self._corpus.vectors.rows[self.slots[block]]
+            rows = self._corpus.vectors.rows[self.slots[block]] if self._rows is None else self._rows[block]
             add_by_group(sums, self.groups[block], rows)
         return inner_products(vector, unit_directions(sums))
 
     def _dense_scores(self, vector: np.ndarray) -> np.ndarray:
         """Return the inner products of a query's vector `(1, dim)` with the documents', float64 `(n,)`."""
-        if self._should_gather:
-            return inner_products(vector, self._rows)[0]
-        return self._corpus.vectors.scores(vector, self.slots)[0]
+        if self._rows is None:
+            return self._corpus.vectors.scores(vector)[0, self.slots]
+        return inner_products(vector, self._rows)[0]
 
     def documents_at(self, slots: np.ndarray) -> np.ndarray:
         """Return the documents of slots by their index in this selection, without removed ones."""
@@ -487,7 +478,7 @@ class Selection:
 
     def products(self, vector: np.ndarray, documents: np.ndarray) -> np.ndarray:
         """Return the inner products of a query's vector `(1, dim)` with those of some documents, float64 `(n,)`."""
-        return self._corpus.vectors.scores(vector, self.slots[documents])[0]
+        return inner_products(vector, self._corpus.vectors.rows[self.slots[documents]])[0]
 
     @cached_property
     def _neighbours(self) -> NeighbourBM25 | None:
@@ -542,8 +533,8 @@ class Selection:
         numbers = np.full(len(scores), np.nan)
         matches = self._corpus.passages.match(query, self._lexical.document_of_slot) if len(idf) else None
         if matches is not None:
-            best = matches.best(idf, self._lexical.lengths, inverse_mean)
-            scores[best.documents], numbers[best.documents] = best.scores, best.numbers
+            documents, best, number = matches.best(idf, self._lexical.lengths, inverse_mean)
+            scores[documents], numbers[documents] = best, number
         return LexicalScores(scores, numbers)
 
     def description_scores(self, vector: np.ndarray) -> np.ndarray | None:

@@ -713,11 +713,7 @@ class PostgresNamespace(Namespace):
     _SCOPE, _ENTRIES = _PostgresScope, _PostgresEntries
 
     def __init__(self, database: PostgresDatabase, name: str, schema: MemorySchema) -> None:
-        try:
-            size = len(name.encode())
-        except UnicodeEncodeError as error:
-            raise StoreError(f"namespace {name!r}: holds half of a surrogate pair, which is not text") from error
-        if "\0" in name or size > _MAX_NAME_BYTES:
+        if "\0" in name or len(name.encode()) > _MAX_NAME_BYTES:
             raise StoreError(
                 f"namespace {name[:50]!r}: a text without NUL of {_MAX_NAME_BYTES} bytes at most is needed"
             )
