@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memalpha.store.backends.namespace
-from memalpha.errors import InvalidContent, StoreError, UnknownCategory
+from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownCategory
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import Memory
 from memalpha.store.state import MemoryState
@@ -49,29 +49,6 @@ def rows_of(store: MemoryStore) -> list[list[tuple]]:
         return [operations, versions, rows.execute("SELECT * FROM vectors ORDER BY digest").fetchall()]
 
 
-@settings(max_examples=40, deadline=None)
-@given(facts, facts, st.booleans(), st.sampled_from([2, 500]))
-def test_bulk_insert_equals_single_inserts(before, batch, search_first, many) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memalpha.store.backends.namespace, "_FEW", many)
-        single, bulk = new(), new()
-        for store in (single, bulk):
-            for fact in before:
-                store.insert(**fact)
-            if before:
-                store.delete(store.list()[0].id)
-            if search_first:
-                store.search("pet")
-        assert bulk.insert_many(batch) == [single.insert(**fact) for fact in batch]
-        assert [line[2] for line in bulk.log()] == [line[2] for line in single.log()]
-        assert rows_of(bulk) == rows_of(single)
-        assert bulk.list() == single.list()
-        assert bulk.state == single.state == MemoryState.replay(single.schema, (line[2] for line in single.log()))
-        assert bulk.search("a cat in Oslo", 20) == single.search("a cat in Oslo", 20)
-        assert bulk.undo() == single.undo()
-        assert bulk.list() == single.list()
-
-
 faulty = st.sampled_from([
     {"category": "nine"}, {"content": " "}, {"content": "x" * 50}, {"timestamp": "May"}, {"chunk": -1},
     {"metadata": {1: 2}}, {"importance": float("nan")}, {"expires": "2100-01-01"}, {"expires": "never"},
@@ -80,20 +57,31 @@ faulty = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=100, deadline=None)
-@given(facts, facts, st.dictionaries(st.integers(0, 11), faulty), st.booleans(), st.sampled_from([None, "Ben"]))
-def test_operations_applied_together_are_those_applied_alone(before, batch, faults, erase, writer) -> None:
+@settings(max_examples=60, deadline=None)
+@given(
+    facts, facts, st.dictionaries(st.integers(0, 11), faulty), st.booleans(), st.sampled_from([None, "Ben"]),
+    st.sampled_from([2, 500]),
+)  # fmt: skip
+def test_facts_written_together_are_those_written_alone(before, batch, faults, erase, writer, many) -> None:
     operations = [Operation("insert", **{**fact, **faults.get(n, {})}) for n, fact in enumerate(batch)]
-    alone, together = (MemoryStore.open(":memory:", embedder="hash", max_content=40) for _ in range(2))
-    for store in (alone, together):
-        store.insert_many(before)
-        if before and erase:
-            store.erase(store.list()[0].id)
-    with MemoryStore.writing_as(speaker=writer):
+    stores = [MemoryStore.open(":memory:", embedder="hash", max_content=40) for _ in range(3)]
+    alone, together, bulk = stores
+    with pytest.MonkeyPatch.context() as patch, MemoryStore.writing_as(speaker=writer):
+        patch.setattr(memalpha.store.backends.namespace, "_FEW", many)
+        for store in stores:
+            store.insert_many(before)
+            if before and erase:
+                store.erase(store.list()[0].id)
         expected = Memory.apply_each(alone, operations)
         assert outcomes(together.apply_each(operations)) == outcomes(expected)
-    assert [line[2] for line in together.log()] == [line[2] for line in alone.log()]
-    assert rows_of(together) == rows_of(alone)
+        if not faults:
+            ids = [item.entry_id if isinstance(item, DuplicateContent) else item.id for item in expected]
+            assert [entry.id for entry in bulk.insert_many(batch)] == ids
+    for store in stores if not faults else stores[:2]:
+        assert [line[2] for line in store.log()] == [line[2] for line in alone.log()]
+        assert rows_of(store) == rows_of(alone)
+        assert store.search("a cat in Oslo", 20) == alone.search("a cat in Oslo", 20)
+    assert alone.state == MemoryState.replay(alone.schema, (line[2] for line in alone.log()))
 
 
 def outcomes(results: list[Operation | StoreError]) -> list:

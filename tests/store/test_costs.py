@@ -9,6 +9,7 @@ row is then out of date. Rows marked `# should be flat` grow today although what
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,25 +59,30 @@ class Sample(NamedTuple):
     embedder: Counter
 
     @classmethod
-    def of(cls, size: int, path: Path | None = None) -> Sample:
+    def open(cls, path: Path, size: int) -> Sample:
         embedder = Counter()
-        store = MemoryStore.open(path or ":memory:", embedder=embedder)
-        origin = [{"source": f"chat-{number // 10}", "chunk": number % 10, "turn": "1"} for number in range(size)]
-        store.insert_many(
-            {
-                "category": "semantic",
-                "content": f"fact {number}: value {number}",
-                "metadata": {"n": number},
-                **origin[number],
-            }
-            for number in range(size)
-        )
-        id = store.list(limit=size // 2)[-1].id
-        store.update(id, "city: Rome", source="chat-1", chunk=3, turn="1")
-        store.update(id, "city: Oslo", source="chat-1", chunk=3, turn="1")
-        store.core_update("Ana")
+        store = MemoryStore.open(path, embedder=embedder, durability="normal")
         store.search("Oslo", where=NOBODY)  # makes the index and the columns of filters
-        return cls(store, size, id, embedder)
+        return cls(store, size, store.list(limit=size // 2)[-1].id, embedder)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Return the file of a sample by its size."""
+    paths = {size: tmp_path_factory.mktemp("costs") / "a.db" for size in (SIZE, 4 * SIZE)}
+    for size, path in paths.items():
+        with MemoryStore.open(path, embedder=Counter()) as store:
+            origin = [{"source": f"chat-{number // 10}", "chunk": number % 10, "turn": "1"} for number in range(size)]
+            store.insert_many(
+                {"category": "semantic", "content": f"fact {number}: value {number}", "metadata": {"n": number}}
+                | origin[number]
+                for number in range(size)
+            )
+            id = store.list(limit=size // 2)[-1].id
+            store.update(id, "city: Rome", source="chat-1", chunk=3, turn="1")
+            store.update(id, "city: Oslo", source="chat-1", chunk=3, turn="1")
+            store.core_update("Ana")
+    return paths
 
 
 @contextmanager
@@ -187,10 +193,10 @@ def quarantine(store: MemoryStore) -> None:
     store.change(quarantine_operation(Operation("insert", category="semantic", content="pet: cat"), None, "test"))
 
 
-def work_of(name: str, size: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
+def work_of(name: str, size: int, file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Work:
     folder.mkdir()
     (folder / "facts.jsonl").write_text('{"category": "semantic", "content": "pet: cat"}\n')
-    sample = Sample.of(size, folder / "a.db" if "jsonl" in name else None)
+    sample = Sample.open(Path(shutil.copy(file, folder)), size)
     with counted(sample, monkeypatch) as work:
         TABLE[name][1](sample.store, sample.id)
     sample.store.close()
@@ -198,8 +204,8 @@ def work_of(name: str, size: int, folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_work_grows_as_the_table_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = (work_of(name, size, tmp_path / str(size), monkeypatch) for size in (SIZE, 4 * SIZE))
+def test_work_grows_as_the_table_says(name: str, files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (work_of(name, size, file, tmp_path / str(size), monkeypatch) for size, file in files.items())
     assert many.texts == few.texts <= 2, (few, many)  # what is stored is never embedded again
     flat = many.steps <= 1.25 * few.steps + 40 and many.rows <= few.rows + 1
     assert ("flat" if flat else "grows") == TABLE[name][0], (few, many)

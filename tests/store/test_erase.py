@@ -2,7 +2,8 @@
 
 import resource
 import sqlite3
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -219,19 +220,25 @@ def test_an_interrupted_erasure_is_finished_later(tmp_path: Path, finish) -> Non
     assert examine(path).problems == [] and secrets_in(path) == []
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Let another process read the file in the block."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT count(*) FROM operations").fetchone()
+        yield
+
+
 @pytest.mark.sqlite
 def test_a_reader_that_blocks_scrubbing_is_named(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("memalpha.store.backends.sqlite.LOCK_TIMEOUT", 0.1)
     path = tmp_path / "a.db"
     store, id = filled(path)
-    reader = sqlite3.connect(path, isolation_level=None)
-    reader.execute("BEGIN")
-    reader.execute("SELECT count(*) FROM operations").fetchone()
-    with pytest.raises(StoreError, match=r"other processes read .* `memalpha doctor --repair`"):
-        store.erase(id)
-    with pytest.raises(UnknownEntry):
-        store.get(id)
-    reader.close()
+    with reading(path):
+        with pytest.raises(StoreError, match=r"other processes read .* `memalpha doctor --repair`"):
+            store.erase(id)
+        with pytest.raises(UnknownEntry):
+            store.get(id)
     assert examine(path, repair=True).problems == [] and secrets_in(path) == []
 
 
@@ -265,12 +272,8 @@ def test_opening_does_not_wait_for_a_reader(tmp_path: Path) -> None:
     store, id = filled(path)
     with store.database.transaction():
         store.rows.erase([id])
-    reader = sqlite3.connect(path, isolation_level=None)
-    reader.execute("BEGIN")
-    reader.execute("SELECT count(*) FROM operations").fetchone()
-    with pytest.warns(UserWarning, match="other processes read the file"):
+    with reading(path), pytest.warns(UserWarning, match="other processes read the file"):
         assert new(path).pending_scrub
-    reader.close()
     assert not new(path).pending_scrub and secrets_in(path) == []
 
 

@@ -54,9 +54,9 @@ def number_of_distinct(facts) -> int:
     return len(keys)
 
 
-@given(fact_lists(), st.integers(0, 8))
+@given(fact_lists())
 @settings(max_examples=60, deadline=None)
-def test_what_a_filter_can_tell_apart_is_never_merged(facts, split) -> None:
+def test_what_a_filter_can_tell_apart_is_never_merged(facts) -> None:
     memory, store = memory_of(MemoryState.empty(MEM_ALPHA)), new()
     for fact in facts:
         first, second = memory.insert(**fact), store.insert(**fact)
@@ -65,9 +65,7 @@ def test_what_a_filter_can_tell_apart_is_never_merged(facts, split) -> None:
             if field not in ("timestamp", "source", "chunk"):  # of a lasting fact they may be those of the first
                 assert freeze(getattr(second, field)) == freeze(value) or field == "expires"
     expected = number_of_distinct(facts)
-    many = new()
-    ids = [entry.id for part in (facts[:split], facts[split:]) for entry in many.insert_many(part)]
-    assert len(set(ids)) == len(memory.list()) == store.count() == many.count() == expected
+    assert len(memory.list()) == store.count() == expected
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "facts.jsonl")
         path.write_text("".join(json.dumps(fact) + "\n" for fact in facts))
