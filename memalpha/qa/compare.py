@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, Literal
 
 from memalpha.arguments import check_path
 from memalpha.errors import DataError
-from memalpha.qa.report import RECORD_KEYS, Record, align_columns
+from memalpha.qa.report import Record, align_columns
 from memalpha.qa.scoring.stats import (
     MIN_CLUSTERS,
     RESAMPLES,
@@ -103,16 +102,15 @@ def load_records(path: str | Path) -> list[Record]:
     for number, line in enumerate(read_text(Path(path)).rstrip("\n").split("\n"), start=1):
         where = f"{path}:{number}"
         item = parse_json(line, where)
-        if not isinstance(item, dict):
+        if not isinstance(item, dict) or "gold" not in item:
             raise DataError(f"{where}: not a record of an evaluation")
-        for name in ("task", "question_id", "question", "gold", "score", "correct", "ability"):
-            if name not in item:
-                raise DataError(f"{where}: no {name!r}: not a record of an evaluation")
-        if unknown := sorted(set(item) - RECORD_KEYS):
-            raise DataError(f"{where}: {unknown[0]!r} is no field of a record: written by another version?")
-        if not isinstance(item["score"], int | float) or not isinstance(item["correct"], bool):
+        try:
+            record = Record.from_json(item)
+        except TypeError as error:  # names missing and unknown fields
+            raise DataError(f"{where}: not a record of an evaluation, or one of another version: {error}") from error
+        if not isinstance(record.score, int | float) or not isinstance(record.correct, bool):
             raise DataError(f"{where}: 'score' is a number and 'correct' true or false in a record")
-        records.append(Record.from_json(item))
+        records.append(record)
     return records
 
 
@@ -145,12 +143,8 @@ def _load_setup(files: Iterable[Path]) -> dict[str, str]:
     """Return `SETUP_KEYS` of the summaries beside these files; values that differ are joined by "or"."""
     values: dict[str, dict[str, None]] = {}
     for file in files:
-        try:
-            summary = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file.with_suffix('.json')}: cannot be read: {error}") from error
+        path = file.with_suffix(".json")
+        summary = parse_json(read_text(path), str(path)) if path.exists() else None
         for name in SETUP_KEYS:
             if isinstance(summary, Mapping) and summary.get(name) is not None:
                 values.setdefault(name, {})[str(summary[name])] = None

@@ -42,7 +42,7 @@ from memalpha.store.schema import load_schema
 from memalpha.tasks.catalog import MODULES, get_data_set
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.load import load_evaluation_tasks, load_tasks
-from memalpha.text_files import lock_file
+from memalpha.text_files import lock_file, parse_json_or_none
 from memalpha.types import Task
 
 MARKER = ".unfinished"
@@ -75,10 +75,7 @@ class UnfinishedEvaluation:
         self._path, self.replies_path = folder / MARKER, folder / REPLIES
         self._provenance = json.loads(json.dumps(provenance))
         self.reports: dict[str, Report] = {}
-        try:
-            marker = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            marker = None
+        marker = parse_json_or_none(self._path.read_bytes()) if self._path.is_file() else None
         if isinstance(marker, dict) and marker.get("provenance") == self._provenance:
             names = [name for name in marker.get("finished", ()) if name in systems]
             try:

@@ -137,10 +137,6 @@ class AnswerCounts(NamedTuple):
         ]
         return cls(len(texts), sum(not text.strip() for text, _ in texts), sum(truncated for _, truncated in texts))
 
-    def plus(self, other: AnswerCounts) -> AnswerCounts:
-        """Return the sum of two counts."""
-        return AnswerCounts(*(sum(pair) for pair in zip(self, other, strict=True)))
-
 
 class ReaderFault(NamedTuple):
     """Why a reader's answers are worth nothing, and what to change, in words."""
@@ -188,20 +184,21 @@ class CheckedReader:
         self.reader, self.policy, self.name = reader, reader.policy, reader.name
         self.config = reader.config
         self.conflicts: Conflicts = reader.conflicts
-        self._counts = AnswerCounts()
+        self._first: list[Answer] = []
 
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
         """Answer as the wrapped reader does."""
-        if self._counts.answers >= MIN_ANSWERS:
+        if len(self._first) >= MIN_ANSWERS:
             return self.reader.answer(items, k=k)
         readings = retrieve(items, k or self.config.k)
         found: list[Item] = [(question, item.memory) for (question, _), item in zip(items, readings, strict=True)]
         first = [index for index, item in enumerate(readings) if item.memory.hits][:FIRST_ANSWERS]
         answers = dict(zip(first, self.reader.answer([found[index] for index in first]), strict=True))
-        self._counts = self._counts.plus(AnswerCounts.of(answers.values()))
-        if self._counts.answers >= MIN_ANSWERS and (fault := find_reader_fault(self._counts, self.reader)):
+        self._first += answers.values()
+        counts = AnswerCounts.of(self._first)
+        if counts.answers >= MIN_ANSWERS and (fault := find_reader_fault(counts, self.reader)):
             raise EvaluationError(
-                f"stopped after the first {self._counts.answers} answers: {fault.reason}. What to change: "
+                f"stopped after the first {counts.answers} answers: {fault.reason}. What to change: "
                 f"{fault.remedy}. If it is meant so, set sampling.stop_unreadable=false (in Python: check_reader=False)"
             )
         rest = [index for index in range(len(items)) if index not in answers]

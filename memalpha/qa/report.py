@@ -99,7 +99,7 @@ class Record:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Record:
-        """Build a record from a line of `eval/<name>.jsonl`; keys must be among `RECORD_KEYS`."""
+        """Build a record from a line of `eval/<name>.jsonl`. Raises `TypeError` naming wrong fields."""
         attributes = {_ATTRIBUTES.get(key, key): value for key, value in fields.items()}
         lists: dict[str, Any] = {name: tuple(attributes.get(name, ())) for name in ("gold", "retrieved", "searches")}
         return cls(**{"rollout": 0, "kind": None, "answer": "", **attributes, **lists})
@@ -108,8 +108,6 @@ class Record:
 _JSON_KEYS = {"error_class": "loss", "support_retrieved": "found"}
 """Attribute -> key in files, where they differ."""
 _ATTRIBUTES = {key: attribute for attribute, key in _JSON_KEYS.items()}
-RECORD_KEYS = frozenset(_JSON_KEYS.get(name, name) for name in Record.__slots__)
-"""Keys that a line of `eval/<name>.jsonl` may have."""
 
 
 def save_records(records: Iterable[Record], path: str | Path) -> None:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -205,30 +204,29 @@ class RecentSystem(EmptySystem):
     def __init__(self, name: str, tokens: int | None) -> None:
         self.name = name
         self._limit = tokens
-        self._passages: deque[Passage] = deque()
-        self._history: list[Passage] = []
+        self._turns: list[Passage] = []
+        self._dropped = 0
 
     def read(self, chunk: Chunk) -> None:
         """Add the turns of the chunk and drop the oldest ones beyond the limit."""
         for turn in turn_passages(chunk):
-            turn = replace(turn, order=len(self._history))
-            self._passages.append(turn)
-            self._history.append(turn)
+            self._turns.append(replace(turn, order=len(self._turns)))
             self._tokens += passage_tokens((turn,))
-            while self._limit is not None and self._tokens > self._limit and len(self._passages) > 1:
-                self._tokens -= passage_tokens((self._passages.popleft(),))
+            while self._limit is not None and self._tokens > self._limit and self._dropped < len(self._turns) - 1:
+                self._tokens -= passage_tokens((self._turns[self._dropped],))
+                self._dropped += 1
 
     def context(self, question: str) -> Sequence[Passage]:
         """Return all current turns, newest first."""
-        return tuple(reversed(self._passages))
+        return self.entries()[::-1]
 
     def entries(self) -> Sequence[Passage]:
         """Return the current turns."""
-        return tuple(self._passages)
+        return tuple(self._turns[self._dropped :])
 
     def history(self) -> Sequence[Passage]:
         """Return every turn that was read."""
-        return tuple(self._history)
+        return tuple(self._turns)
 
 
 BUILT_IN = ("empty", "append-only", "rag", "rag:chunks", "full", "window", "oracle", "facts")

@@ -102,13 +102,9 @@ class RowsFile:
 
     def is_done(self, task: Task, teacher: str) -> bool:
         """Return True if a task has rows, or none from this teacher although its calls could be executed."""
-        return task.id in self.tasks_with_rows or self._reason(task, teacher) not in (None, NO_CALL)
+        return task.id in self.tasks_with_rows or self.reason(task, teacher) not in (None, NO_CALL)
 
-    def is_failed(self, task: Task, teacher: str) -> bool:
-        """Return True if this teacher wrote a task without a call that was executed."""
-        return self._reason(task, teacher) == NO_CALL
-
-    def _reason(self, task: Task, teacher: str) -> str | None:
+    def reason(self, task: Task, teacher: str) -> str | None:
         """Return the reason of an earlier result of this teacher; None without one."""
         earlier = self.conversations.get(task.id)
         return earlier.reason if earlier is not None and earlier.teacher == teacher else None
@@ -224,7 +220,7 @@ def write_rows(
     of_student = writing if student is None else MemoryWriting(student, policy.count_tokens)
     engine = RolloutEngine(policy, writing)
     todo = [(number, task) for number, task in enumerate(tasks) if not file.is_done(task, teacher)]
-    file.repeated = sum(file.is_failed(task, teacher) for _, task in todo)
+    file.repeated = sum(file.reason(task, teacher) == NO_CALL for _, task in todo)
     size = max(1, PARALLEL_ROLLOUTS // attempts)
     for first in range(0, len(todo), size):
         if progress is not None:

@@ -19,6 +19,7 @@ from memalpha.qa.error_analysis import ERROR_CLASSES, Waterfall, waterfall
 from memalpha.qa.report import CHANGED, Record, Report, ceiling_of, warnings_of
 from memalpha.qa.scoring.stats import MIN_CLUSTERS, ScoredAnswer, compare_paired, estimate, micro
 from memalpha.report.charts import Z95, Bar, Mark, MarkRow, mark_rows, stacked_bars
+from memalpha.text_files import parse_json_or_none
 
 MAX_FAILURES = 40  # failures of one class of one system
 RESAMPLES = 2_000
@@ -308,10 +309,7 @@ def load_text_summaries(folder: Path) -> dict[str, dict[str, Any]]:
     """Load the summaries of text evaluations in an `eval` folder by name, `before` and `after` first."""
     summaries = {}
     for path in sorted(folder.glob("*.json")):
-        try:
-            summary = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError:
-            continue
+        summary = parse_json_or_none(path.read_bytes())
         if isinstance(summary, dict) and summary.get("task") == "text":
             summaries[path.stem] = summary
     order = sorted(summaries, key=lambda name: (name != "before", name != "after", name))

@@ -41,6 +41,7 @@ from memalpha.report.evaluation import (
     systems_of,
 )
 from memalpha.tasks.formats.files import load_shipped_yaml
+from memalpha.text_files import parse_json
 
 QUIET_MINUTES = 10
 """A live page says how long ago the last step was, from so many minutes on."""
@@ -342,10 +343,7 @@ def _changed_settings(config: Mapping[str, Any], defaults: Mapping[str, Any], pr
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    try:
-        value = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise DataError(f"{path}: not valid JSON: {error}") from error
+    value = parse_json(path.read_bytes(), str(path))
     if not isinstance(value, dict):
         raise DataError(f"{path}: not a JSON object")
     return value
@@ -445,10 +443,7 @@ class StepFile:
         with self.path.open("rb") as file:
             for start, length in self._ranges.get(step, ()):
                 file.seek(start)
-                try:
-                    lines.append(json.loads(file.read(length)))
-                except ValueError as error:
-                    raise DataError(f"{self.path}: a line of step {step} is not valid JSON: {error}") from error
+                lines.append(parse_json(file.read(length), f"{self.path}: a line of step {step}"))
         return lines
 
     def size(self, step: int) -> int:

@@ -17,7 +17,7 @@ import inspect
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -428,11 +428,7 @@ def _name_errors(function: RewardFunction) -> Iterator[None]:
 
 def _check_values(function: RewardFunction, values: Any, rows: int) -> list[float | None]:
     """Return the function's values as floats and None, or raise `RewardError`."""
-    if (
-        isinstance(values, str | bytes | Mapping | Set)
-        or not isinstance(values, Sized)
-        or not isinstance(values, Iterable)
-    ):
+    if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Collection):
         needed = f"a list of {rows} numbers (or None) is needed"
         raise RewardError(f"reward {function.name!r} gave {brief_repr(values)}: {needed}")
     items = list(values)

@@ -75,7 +75,7 @@ def test_a_file_that_grows_and_is_cut_is_read_by_step(tmp_path: Path) -> None:
     assert file.steps() == [0] and file.read(0) == [{"step": 0, "a": 9}] and file.read(7) == []
     append(path, end='{"step": 1, oops}\n')
     assert file.steps() == [0, 1]
-    with pytest.raises(DataError, match=r"lines\.jsonl: a line of step 1 is not valid JSON"):
+    with pytest.raises(DataError, match=r"lines\.jsonl: a line of step 1: not JSON"):
         file.read(1)
 
 

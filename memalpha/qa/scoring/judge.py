@@ -56,7 +56,7 @@ from memalpha.policy.reply_cache import cache_frozen
 from memalpha.qa.scoring.metrics import CORRECT_FROM, JUDGED, replace_answer_score
 from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, event_order, keypoint_f1
 from memalpha.tasks.formats.files import load_shipped_yaml
-from memalpha.text_files import decode_text
+from memalpha.text_files import parse_json, read_text
 from memalpha.types import Question, SampleRequest, Task, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -178,8 +178,13 @@ def item_of(question: Question, prediction: str) -> Item:
 
 
 def prompts_of(item: Item | Write | Statement) -> list[JudgePrompt]:
-    """Return the prompts whose verdicts make the item's score (`score_of`)."""
+    """Return the prompts whose verdicts make the item's score (`score_of`).
+
+    An empty prediction and a statement without sources have none: they are wrong without asking.
+    """
     if isinstance(item, Statement):
+        if not item.sources:
+            return []
         rule, name, sources = ("entry_true", "entry", "facts") if item.is_entry else ("fact_held", "fact", "entries")
         return [_make_prompt([rule], {sources: "\n".join(f"- {text}" for text in item.sources), name: item.text})]
     if isinstance(item, Write):
@@ -193,6 +198,8 @@ def prompts_of(item: Item | Write | Statement) -> list[JudgePrompt]:
         parts |= {"entry that was replaced": item.before} if item.before else {}
         rules = ["written", "core"] if item.kind == "core_update" else ["written"]
         return [_make_prompt(rules, {**parts, "written": item.content})]
+    if not item.prediction.strip():
+        return []
     question = {"question": item.question, **({"asked on": item.date} if item.date else {})}
     answer = {"answer": item.prediction}
     if item.rubric and item.benchmark == "beam" and item.category == "event_ordering":
@@ -233,12 +240,6 @@ def _make_prompt(
     *words, last = verdicts
     form = f'{{"reason": "one short sentence", "verdict": "{", ".join(words)} or {last}"}}'
     return JudgePrompt(f"{rule}\n\n{material}\n\nReply with one JSON object and nothing else:\n{form}", verdicts)
-
-
-def _has_no_content(item: Item | Write | Statement) -> bool:
-    if isinstance(item, Statement):
-        return not item.sources
-    return isinstance(item, Item) and not item.prediction.strip()
 
 
 _FIRST_EVENT = "1"
@@ -365,7 +366,7 @@ class Judge:
         Raises:
             PolicyError: An endpoint fails.
         """
-        prompts_by_item = [[] if _has_no_content(item) else prompts_of(item) for item in items]
+        prompts_by_item = list(map(prompts_of, items))
         verdicts_by_policy = self.verdicts([prompt for prompts in prompts_by_item for prompt in prompts])
         judgements = []
         for prompts in prompts_by_item:
@@ -570,12 +571,8 @@ def load_labels(path: str | Path | None = None) -> list[LabelledItem]:
     Raises:
         DataError: A line is invalid; names file, line and field.
     """
-    source = resources.files("memalpha") / "data" / "judge_labels.jsonl" if path is None else Path(path)
-    try:
-        # Not splitlines(): JSON strings may hold U+2028 and the like.
-        lines = decode_text(source.read_bytes(), str(source)).split("\n")
-    except OSError as error:
-        raise DataError(f"{source} cannot be read ({error})") from error
+    source = Path(path or str(resources.files("memalpha") / "data" / "judge_labels.jsonl"))
+    lines = read_text(source).split("\n")  # not splitlines(): JSON strings may hold U+2028 and the like
     labelled = [_parse_label(line, f"{source}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not labelled:
         raise DataError(f"{source} holds no labelled item")
@@ -583,16 +580,14 @@ def load_labels(path: str | Path | None = None) -> list[LabelledItem]:
 
 
 def _parse_label(text: str, where: str) -> LabelledItem:
+    row = parse_json(text, where)
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: a JSON object is needed")
+    kind = Write if "chunk" in row else Item
     try:
-        row = json.loads(text)
-        if not isinstance(row, dict):
-            raise DataError(f"{where}: a JSON object is needed")
-        kind = Write if "chunk" in row else Item
         line = _LINE_MODELS[kind].model_validate_json(text)
     except ValidationError as error:
         raise DataError(f"{where}: {format_validation_error(error)}") from error
-    except ValueError as error:
-        raise DataError(f"{where}: not JSON ({error})") from error
     fields = line.model_dump(exclude={"label", "id"})
     return LabelledItem(kind(**fields), line.label, where if line.id is None else str(line.id))
 
