@@ -19,19 +19,19 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
 from urllib.parse import parse_qsl, urlsplit
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import Field, TypeAdapter, ValidationError, create_model
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, create_model
 from pydantic_core import PydanticSerializationError
 
 from memalpha import __version__
+from memalpha.agent.tools import format_validation_error
 from memalpha.arguments import RepeatedKeyError, unique_keys
 from memalpha.errors import ConfigError, DuplicateContent, install_command
 from memalpha.integrations.server import schemas
@@ -99,23 +99,19 @@ _ERRORS = {
     400: "unreadable request",
     401: "missing or wrong token or key",
     403: "not allowed, or a right is missing",
+    404: "no such entry",
     408: "the body came too slowly",
+    409: "another entry has this content",
     413: "too large",
     421: "the request is for another host",
     422: "invalid arguments",
     429: "too many requests wait for the policy, or a quota is spent",
     500: "the server failed",
+    502: "the policy did not answer",
     503: "the store failed, or the server is busy or closing",
     504: "it took too long and was stopped",
 }
 """Errors of every route, for the description."""
-_OTHER_ANSWERS = {
-    200: "the entry existed already and is unchanged",
-    404: "no such entry",
-    409: "another entry has this content",
-    502: "the policy did not answer",
-}
-"""Answers of some routes, for the description."""
 
 
 class Route:
@@ -134,7 +130,6 @@ class Route:
         right: Right | None = None,
         *,
         status: int = 200,
-        other_statuses: Collection[int] = (),
         takes_any_query: bool = False,
     ) -> None:
         """Read the function's signature.
@@ -145,12 +140,11 @@ class Route:
             call: A coroutine function. It returns a response or a value to encode, or a pair of a value and its status.
             right: The right that it uses; None if it asks for none, or by itself.
             status: Status of its answers.
-            other_statuses: Statuses of further answers (`_OTHER_ANSWERS`), for the description.
             takes_any_query: Ignore parameters of the query that it does not have.
         """
         self.method, self.path, self.call = method, path, call
         self.right: Right | None = right
-        self.status, self.other_statuses = status, other_statuses
+        self.status = status
         self.pattern = compile_path(path)[0]
         self.parameters = inspect.signature(call).parameters
         self.hints = get_type_hints(call, include_extras=True)
@@ -239,6 +233,8 @@ def _message(error: ValidationError, body: Any) -> str:
 
 
 _ROUTES: list[Route] = []
+AsOf = Annotated[Position | Time | None, Field(description="a past state: log position or ISO time")]
+Id = Annotated[Label, Field(description="the entry's id; write '#' in it as %23")]
 
 
 def _route(method: str, path: str, right: Right, **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -251,13 +247,13 @@ def _route(method: str, path: str, right: Right, **options: Any) -> Callable[[Ca
     return add
 
 
-@_route("POST", "/read", "read-with-model", other_statuses=[502])
+@_route("POST", "/read", "read-with-model")
 async def read(service: MemoryService, body: schemas.ReadRequest) -> schemas.ReadResponse:
     """Let the writer read a text, chunk by chunk, and return its tool calls."""
     return await service.read(body, source=HTTP_SOURCE)
 
 
-@_route("POST", "/ask", "read", other_statuses=[502])
+@_route("POST", "/ask", "read")
 async def ask(service: MemoryService, body: schemas.AskRequest) -> schemas.AskResponse:
     """Answer a question from the memory alone."""
     answer = await service.ask(body.question, body.k, where=body.where)
@@ -271,13 +267,13 @@ async def search(service: MemoryService, body: schemas.FilteredSearchRequest) ->
     return schemas.SearchResponse(hits)
 
 
-@_route("GET", "/entries", "read", other_statuses=[404])
+@_route("GET", "/entries", "read")
 async def list_entries(
     service: MemoryService,
     category: Label | None = None,
     limit: Limit = 50,
     after: Label | None = None,
-    as_of: Position | Time | None = None,
+    as_of: AsOf = None,
 ) -> schemas.EntryPage:
     """Return a page of entries, oldest first, and the core memory.
 
@@ -290,7 +286,7 @@ async def list_entries(
     return await service.page(schemas.ListRequest(category=category, limit=limit, after=after), as_of=as_of)
 
 
-@_route("POST", "/entries", "write", status=201, other_statuses=[200])
+@_route("POST", "/entries", "write", status=201)
 async def insert(service: MemoryService, body: schemas.InsertRequest) -> tuple[MemoryEntry, int]:
     """Store a fact. What the memory states already, with the same metadata, is not stored again."""
 
@@ -303,34 +299,34 @@ async def insert(service: MemoryService, body: schemas.InsertRequest) -> tuple[M
     return await service.writing(insert)
 
 
-@_route("GET", "/entries/{id:path}", "read", other_statuses=[404])
-async def get(service: MemoryService, id: Label, as_of: Position | Time | None = None) -> MemoryEntry:
+@_route("GET", "/entries/{id:path}", "read")
+async def get(service: MemoryService, id: Id, as_of: AsOf = None) -> MemoryEntry:
     """Return an entry of the current or a past state."""
     return await service.reading(lambda store: store.get(id, as_of=as_of), at_once=as_of is None)
 
 
-@_route("PATCH", "/entries/{id:path}", "write", other_statuses=[404, 409])
-async def update(service: MemoryService, id: Label, body: schemas.UpdateRequest) -> MemoryEntry:
+@_route("PATCH", "/entries/{id:path}", "write")
+async def update(service: MemoryService, id: Id, body: schemas.UpdateRequest) -> MemoryEntry:
     """Replace the content of an entry; its id and history stay."""
     return await service.writing(lambda store: store.update(id, **body.model_dump()))
 
 
-@_route("DELETE", "/entries/{id:path}", "write", other_statuses=[404])
-async def delete(service: MemoryService, id: Label) -> MemoryEntry:
+@_route("DELETE", "/entries/{id:path}", "write")
+async def delete(service: MemoryService, id: Id) -> MemoryEntry:
     """Delete an entry and return its last version; its history stays."""
     return await service.writing(lambda store: store.delete(id, source=HTTP_SOURCE))
 
 
-@_route("GET", "/history/{id:path}", "read", other_statuses=[404])
-async def history(service: MemoryService, id: Label) -> schemas.HistoryResponse:
+@_route("GET", "/history/{id:path}", "read")
+async def history(service: MemoryService, id: Id) -> schemas.HistoryResponse:
     """Return every version of an entry, deleted or not."""
     versions = await service.reading(lambda store: store.history(id))
     check_answer_size(versions, "read it with as_of, or /v1/log")
     return schemas.HistoryResponse(versions)
 
 
-@_route("DELETE", "/history/{id:path}", "erase", other_statuses=[404])
-async def erase(service: MemoryService, id: Label) -> schemas.EraseResponse:
+@_route("DELETE", "/history/{id:path}", "erase")
+async def erase(service: MemoryService, id: Id) -> schemas.EraseResponse:
     """Erase an entry for good, live or deleted, with all of its past."""
     return await service.erase(id)
 
@@ -342,7 +338,7 @@ async def erase_matching(service: MemoryService, body: schemas.EraseRequest) -> 
 
 
 @_route("GET", "/core", "read")
-async def core(service: MemoryService, as_of: Position | Time | None = None) -> schemas.CoreResponse:
+async def core(service: MemoryService, as_of: AsOf = None) -> schemas.CoreResponse:
     """Return the core memory."""
     text = await service.reading(lambda store: store.core_at(as_of), at_once=as_of is None)
     return schemas.CoreResponse(text)
@@ -380,23 +376,22 @@ async def export(service: MemoryService) -> FileResponse:
     return FileResponse(file, media_type="application/x-ndjson", background=BackgroundTask(folder.cleanup))
 
 
-@dataclass(frozen=True, slots=True)
-class SentForm:
+class SentForm(BaseModel):
     """A form that a browser sent.
 
     Attributes:
-        action: One of `ACTIONS`.
+        action: What to do; `ACTIONS` has the right that it needs.
+        position: Position that the reader saw: of the entry's version, of the last change, or of what waits.
         token: Token of the page that had the form.
         id: Entry of an update or a delete.
-        position: Position that the reader saw: of the entry's version, of the last change, or of what waits.
         content: New content of an update.
     """
 
-    action: str
-    token: str
-    id: str
+    action: Literal["update", "delete", "undo", "accept", "reject"]
     position: int
-    content: str
+    token: str = ""
+    id: str = ""
+    content: str = ""
 
 
 def page_calls(service: MemoryService, render: Callable[..., str], *, edits: bool) -> dict[str, Callable[..., Any]]:
@@ -469,17 +464,13 @@ def _parse_form(content_type: str, body: bytes) -> SentForm:
         raise ServiceError("invalid_arguments", f"body: a form is needed ({_FORM_TYPE})", 422)
     try:
         pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
-        fields = dict(pairs)
-        if len(fields) != len(pairs):
+        if len(dict(pairs)) != len(pairs):
             raise ValueError("a field is sent twice")
-        position = int(fields.get("position", ""))
+        return SentForm.model_validate({name: text.replace("\r\n", "\n") for name, text in pairs})
+    except ValidationError as error:
+        raise ServiceError("invalid_arguments", format_validation_error(error)) from error
     except ValueError as error:
-        raise ServiceError("invalid_arguments", f"body: no form of this page: {error}", 422) from error
-    action = fields.get("action", "")
-    if action not in ACTIONS:
-        raise ServiceError("invalid_arguments", f"action: none of {', '.join(ACTIONS)}", 422)
-    content = fields.get("content", "").replace("\r\n", "\n")
-    return SentForm(action, fields.get("token", ""), fields.get("id", ""), position, content)
+        raise ServiceError("invalid_arguments", f"body: no form of this page: {error}") from error
 
 
 def _apply(store: MemoryStore, form: SentForm) -> None:
@@ -616,7 +607,6 @@ class HttpApp:
                 record.sent += len(message.get("body", b""))
             await send(message)
 
-        self._metrics.running.inc()
         try:
             with request_span(method, headers) as span:
                 try:
@@ -632,7 +622,6 @@ class HttpApp:
                 await _error_response(error, "")(scope, receive, send)
             raise  # the server logs it
         finally:
-            self._metrics.running.dec()
             seconds = time.perf_counter() - started
             self._metrics.count(method, record, seconds)
             if self._log:
@@ -699,9 +688,8 @@ class HttpApp:
         raise ServiceError(phrase.lower().replace(" ", "_"), phrase, status, headers=headers)
 
     def openapi(self) -> dict[str, Any]:
-        """Return the API description, with the categories of this memory."""
-        from fastapi import Depends, FastAPI, Header, Query
-        from fastapi import Path as PathParameter
+        """Return the API description."""
+        from fastapi import Depends, FastAPI, Header
         from fastapi.security import HTTPBearer
 
         app = FastAPI(
@@ -714,17 +702,13 @@ class HttpApp:
             },
         )
         about = "namespace, percent-encoded; a key of one namespace has its own by default"
-        described = {
-            "service": Annotated[str | None, Header(alias=NAMESPACE_HEADER, description=about)],
-            "id": Annotated[Label, PathParameter(description="the entry's id; write '#' in it as %23")],
-            "as_of": Annotated[Position | Time | None, Query(description="a past state: log position or ISO time")],
-        }
+        namespace = Annotated[str | None, Header(alias=NAMESPACE_HEADER, description=about)]
         for route in (self._health, *_ROUTES):
             parameters = [
                 parameter.replace(
                     kind=inspect.Parameter.KEYWORD_ONLY,
                     default=None if name == "service" else parameter.default,
-                    annotation=described.get(name, route.hints[name]),
+                    annotation=namespace if name == "service" else route.hints[name],
                 )
                 for name, parameter in route.parameters.items()
             ]
@@ -733,34 +717,20 @@ class HttpApp:
 
             call.__name__, call.__doc__ = route.call.__name__, route.call.__doc__
             call.__signature__ = inspect.Signature(parameters)
-            responses: dict[int | str, dict[str, Any]] = {
-                status: {
-                    "model": schemas.ErrorResponse if status >= 400 else route.result,
-                    "description": _OTHER_ANSWERS[status],
-                }
-                for status in route.other_statuses
-            }
+            responses: dict[int | str, dict[str, Any]] = {}
             extra: dict[str, Any] = {"response_model": route.result}
             if route.has_response:
                 responses[200] = {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}
                 extra = {"response_class": route.result}
+            elif route.status == 201:
+                text = "the entry existed already and is unchanged"
+                responses[200] = {"model": route.result, "description": text}
             if self.needs_token and route is not self._health:
                 extra["dependencies"] = [Depends(HTTPBearer(auto_error=False))]
             app.add_api_route(
                 route.path, call, methods=[route.method], status_code=route.status, responses=responses, **extra
             )
-        description = app.openapi()
-        models, paths = description["components"]["schemas"], description["paths"]
-        fields = [
-            models[model.__name__]["properties"]["category"]
-            for model in (schemas.InsertRequest, schemas.FilteredSearchRequest)
-        ]
-        fields += [item["schema"] for item in paths["/v1/entries"]["get"]["parameters"] if item["name"] == "category"]
-        for field in fields:
-            for option in field.get("anyOf", [field]):
-                if option["type"] == "string":
-                    option["enum"] = list(self.service.schema.category_names)
-        return description
+        return app.openapi()
 
 
 @contextmanager

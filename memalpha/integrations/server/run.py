@@ -21,9 +21,9 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -142,31 +142,6 @@ def limited_protocol(limit: int, head_seconds: float = HEAD_SECONDS) -> type[H11
     return LimitedProtocol
 
 
-class OncePerSecond(logging.Filter):
-    """Let each kind of message through once a second, with a count of those left out.
-
-    Garbage from the network would otherwise fill the disk with warnings.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._last: dict[str, tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the record is to be written."""
-        now, message = time.monotonic(), str(record.msg)
-        last, left_out = self._last.get(message, (float("-inf"), 0))
-        if now - last < 1:
-            self._last[message] = (last, left_out + 1)
-            return False
-        if len(self._last) > 100:  # messages with their values written into them
-            self._last.clear()
-        self._last[message] = (now, 0)
-        if left_out:
-            record.msg = f"{record.msg} ({left_out} more such messages left out)"
-        return True
-
-
 TOKEN_ENV = "MEMALPHA_TOKEN"
 MIN_TOKEN_LENGTH = 16
 """Minimum characters of a token; shorter ones can be guessed."""
@@ -232,7 +207,8 @@ def serve_stdio(service: MemoryService) -> None:
     """Serve MCP on stdin and stdout until stdin ends or a signal arrives."""
 
     async def serve() -> None:
-        stop = _stop_event()
+        stop = asyncio.Event()
+        _on_stop(stop.set)
         serving, stopped = asyncio.create_task(serve_lines(service)), asyncio.create_task(stop.wait())
         await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
         await service.close()
@@ -260,19 +236,38 @@ def serve_http(app: HttpApp, address: tuple[str, int], *, otel: bool = False, de
         description: Printed on stderr with the address.
 
     Raises:
-        ConfigError: the address cannot be used, other machines can reach the server and it needs no token and no keys,
-            or `otel` lacks its packages.
+        ConfigError: the address cannot be used, or `otel` lacks its packages.
     """
     host, port = address
-    check_token_needed(host, app.needs_token, app.guard.other_hosts)
     stop_tracing = start_tracing() if otel else None
     with listen(host, port) as listening:
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         also = "".join(f", {what} at {url}{path}" for what, path in app.extras.items())
         print(f"memalpha serves {description} at {url}/v1{also}", file=sys.stderr)
         sys.stderr.flush()
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # garbage from the network would fill the disk
+        config = uvicorn.Config(
+            app,
+            log_config=None,  # warnings and errors go to stderr, nothing to stdout
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            http=limited_protocol(connection_limit()),
+            backlog=BACKLOG,
+            timeout_graceful_shutdown=SHUTDOWN_SECONDS,
+        )
+        server: Any = uvicorn.Server(config)
+        server.capture_signals = nullcontext  # uvicorn raises signals again after a clean shutdown
+
+        async def run() -> None:
+            _on_stop(partial(setattr, server, "should_exit", True))
+            try:
+                await server.serve(sockets=[listening])
+            finally:
+                await app.service.close()
+
         try:
-            asyncio.run(_http(app, listening))
+            asyncio.run(run())
         finally:
             app.guard.close()
             if stop_tracing is not None:
@@ -312,50 +307,14 @@ def check_token_needed(host: str, has_token: bool, hosts: Collection[str] = ()) 
         )
 
 
-async def _http(app: HttpApp, listening: socket.socket) -> None:
-    for name in ("uvicorn.error", "asyncio"):
-        logging.getLogger(name).addFilter(OncePerSecond())
-
-    class Server(uvicorn.Server):
-        """Server without uvicorn's signal handling, which raises signals again after a clean shutdown."""
-
-        @contextmanager
-        def capture_signals(self) -> Iterator[None]:
-            yield
-
-    config = uvicorn.Config(
-        app,
-        log_config=None,  # warnings and errors go to stderr, nothing to stdout
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        http=limited_protocol(connection_limit()),
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
-    )
-    server, stop = Server(config), _stop_event()
-
-    async def exit_on_signal() -> None:
-        await stop.wait()
-        server.should_exit = True
-
-    exit_task = asyncio.create_task(exit_on_signal())
-    try:
-        await server.serve(sockets=[listening])
-    finally:
-        exit_task.cancel()
-        await app.service.close()
-
-
-def _stop_event() -> asyncio.Event:
-    """Return an event that Ctrl-C and SIGTERM set."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+def _on_stop(call: Callable[[], object]) -> None:
+    """Let Ctrl-C and SIGTERM make a call in this event loop."""
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         try:
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, call)
         except NotImplementedError:  # Windows
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(stop.set))
-    return stop
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(call))
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from memalpha.store.backends.base import deadline
 
 try:
     from opentelemetry import propagate, trace
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+    from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 except ModuleNotFoundError as error:
     if error.name is None or not error.name.startswith(("opentelemetry", "prometheus_client")):
         raise
@@ -124,7 +124,6 @@ class RequestMetrics:
         self._seconds = Histogram(
             "memalpha_request_seconds", "Time of a request to the last byte.", ("route",), registry=self.registry
         )
-        self.running = Gauge("memalpha_requests_running", "Requests without an answer yet.", registry=self.registry)
         ProcessCollector(registry=self.registry)
 
     def count(self, method: str, record: RequestRecord, seconds: float) -> None:

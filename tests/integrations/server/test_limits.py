@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 import time
@@ -19,7 +18,7 @@ from serving import listening
 from memalpha.integrations.server import auth
 from memalpha.integrations.server import service as service_module
 from memalpha.integrations.server.http import HttpApp
-from memalpha.integrations.server.run import OncePerSecond, connection_limit, limited_protocol
+from memalpha.integrations.server.run import connection_limit, limited_protocol
 from memalpha.integrations.server.schemas import MAX_CONDITIONS
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.chat.text import format_call
@@ -253,18 +252,6 @@ def test_the_limit_leaves_descriptors_for_the_store(monkeypatch):
     for soft, limit in ((1024, 832), (100, 8), (1 << 20, 1000), (resource.RLIM_INFINITY, 1000)):
         monkeypatch.setattr(resource, "getrlimit", lambda kind, soft=soft: (soft, soft))
         assert connection_limit() == limit
-
-
-def test_repeated_messages_are_counted_not_written(monkeypatch, caplog):
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    logger = logging.getLogger("memalpha.test-limits")
-    logger.addFilter(OncePerSecond())
-    for step in (0, 0.1, 0.1, 1):
-        now[0] += step
-        logger.warning("Invalid request")
-    messages = [record.getMessage() for record in caplog.records]
-    assert messages == ["Invalid request", "Invalid request (2 more such messages left out)"]
 
 
 def test_a_slow_statement_is_stopped_and_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,6 @@ from memalpha.integrations.server.mcp import mcp_server, read_line
 from memalpha.integrations.server.run import check_token_needed, is_loopback, parse_address, read_token
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
-from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore
 from memalpha.types import ToolCall
 
@@ -103,6 +102,8 @@ def test_edit_tools_have_the_schema_of_training(store):
     assert not any(hint.open_world_hint for hint in hints.values()) and len(tools) == 6
     words = {word for tool in tools.values() for word in tool.input_schema["properties"]}
     assert not words & {"path", "file", "namespace", "schema", "store"}
+    field = tools["memory_read"].input_schema["properties"]["messages"]
+    assert field["type"] == "array" and field["items"]["type"] == "object" and field["maxItems"] == 10_000
 
 
 def test_read_only_serves_only_reading_tools(store):
@@ -190,30 +191,6 @@ def test_pages_and_limits(store):
     assert failed == [(True, "unknown_category"), *[(True, "invalid_arguments")] * 3]
     assert "messages[0].role: is 'human'" in role.structured_content["message"]
     assert store.snapshot() == 3
-
-
-def test_chat_messages_are_read(store):
-    messages = [{"role": "user", "content": "I live in Porto."}, {"role": "assistant", "content": "A fine city."}]
-    [read] = calls(store, ("memory_read", {"messages": messages, "timestamp": "2024-05-01"}))
-    assert [item["code"] for item in read.structured_content["results"]] == ["inserted"]
-    assert [entry.content for entry in store.list()] == ["I live in Porto."]
-    field = listed(MemoryService(store, load_policy("add_all")))["memory_read"].input_schema["properties"]["messages"]
-    assert field["type"] == "array" and field["items"]["type"] == "object" and field["maxItems"] == 10_000
-
-
-class Failing(ScriptedPolicy):
-    """Policy that fails with a message that must not leave the server."""
-
-    def sample(self, requests):
-        raise ZeroDivisionError("/root/secret")
-
-
-@pytest.mark.parametrize(("module", "code"), [("memalpha.policy", "internal_error"), ("a_user_s", "policy_error")])
-def test_internal_errors_are_logged_but_not_sent(store, caplog, monkeypatch, module, code):
-    monkeypatch.setattr(Failing, "__module__", module)
-    [failed] = calls(store, ("memory_read", {"text": "I live in Porto."}), policy=Failing("add-all"))
-    assert failed.is_error and failed.structured_content["code"] == code
-    assert "secret" not in failed.content[0].text and "secret" in caplog.text
 
 
 # ------------------------------------------------------------------------------------------------------- starting
@@ -323,13 +300,7 @@ def test_shutdown_with_two_active_clients(tmp_path):
             httpx2.AsyncClient(headers=headers, timeout=60) as web,
             Client(streamable_http_client(f"{url}/mcp", http_client=web)) as client,
         ):
-            durations: list[float] = []
-
-            async def progress(at: float, of: float | None, message: str | None) -> None:
-                durations.append(at)
-
-            await client.call_tool("memory_read", {"text": "Tom: I work at Acme.\n" * 400}, progress_callback=progress)
-            assert len(durations) > 1
+            await client.call_tool("memory_read", {"text": "Tom: I work at Acme."})
             for number in range(10_000):
                 fact = {"category": "semantic", "content": f"mcp fact {number}"}
                 result = await client.call_tool("memory_insert", fact)
@@ -382,23 +353,15 @@ def test_the_documented_host_commands_are_valid():
 
 FACTS = ("Ana skis.", "Ben swims.", "Cleo reads.")
 MEANT = {
-    "a number as text": ("memory_search", {"query": "Ana", "k": "2"}, {"query": "Ana", "k": 2}),
-    "a float as text": ("memory_search", {"query": "Ana", "k": " 2.0 "}, {"query": "Ana", "k": 2}),
-    "an empty category": ("memory_search", {"query": "Ana", "category": ""}, {"query": "Ana"}),
+    "a number as text": ("memory_search", {"query": "Ana", "k": " 2.0 "}, {"query": "Ana", "k": 2}),
     "no messages": ("memory_read", {"text": "Hi", "messages": [], "metadata": {}}, {"text": "Hi"}),
     "a blank category": ("memory_list", {"category": "  "}, {}),
     "null for everything": ("memory_list", {"category": None, "limit": None, "after": None}, {}),
-    "an empty id": ("memory_list", {"after": "", "limit": "2"}, {"limit": 2}),
     "a number as a query": ("memory_search", {"query": 42}, {"query": "42"}),
     "messages as text": (
         "memory_read",
         {"messages": '[{"role": "user", "content": "I ski."}]', "text": "", "timestamp": ""},
         {"messages": [{"role": "user", "content": "I ski."}]},
-    ),
-    "metadata as text": (
-        "memory_read",
-        {"text": "user: I ski.", "metadata": '{"user": "ana"}'},
-        {"text": "user: I ski.", "metadata": {"user": "ana"}},
     ),
     "importance as text": (
         "memory_insert",
@@ -429,8 +392,6 @@ def test_arguments_are_read_as_models_mean_them(kind) -> None:
         ("memory_search", {"query": "Ana", "k": "two"}),
         ("memory_search", {"query": "Ana", "k": "true"}),
         ("memory_search", {"query": "Ana", "k": "[2]"}),
-        ("memory_search", {"query": ""}),
-        ("memory_read", {"text": "", "messages": ""}),
         ("memory_read", {"messages": "hello"}),
     ],
 )
@@ -473,19 +434,15 @@ def test_answers_end_before_hosts_cut_them(kind) -> None:
 LINES = {
     b'{"jsonrpc":"2.0","id":1,"method":"ping"}': (None, None),
     b'{"jsonrpc":"2.0","id":"a","method":"x","params":{"q":"cut \\ud83d"}}': (None, None),
-    b'{"jsonrpc":"2.0","id":2,"method":"x","params":{"q":"caf\xe9"}}': (None, None),
     b'{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name': (-32700, 3),
     b'{"jsonrpc":"2.0","method":"tools/call","params":{"id":"ana#1"': (-32700, None),
-    b"{'jsonrpc':'2.0','id':4}": (-32700, None),
     b"\xff\xfe{\x00": (-32700, None),
-    b"hello": (-32700, None),
     b"[" * 100_000: (-32700, None),
     b'{"id":5,"method":"ping"}': (-32600, 5),
     b'{"jsonrpc":"1.0","id":"b","method":"ping"}': (-32600, "b"),
     b'{"jsonrpc":"2.0","id":true}': (-32600, None),
     b'{"jsonrpc":"2.0","id":null,"method":"ping"}': (-32600, None),
     b'\xef\xbb\xbf{"jsonrpc":"2.0","id":7,"method":"ping"}': (None, None),
-    b'[{"jsonrpc":"2.0","id":6,"method":"ping"}]': (-32600, None),
     b"7": (-32600, None),
     b'{"jsonrpc":"2.0","id":' + b"9" * 5000 + b',"method":"ping"}': (-32700, None),
 }
@@ -498,7 +455,4 @@ def test_every_line_is_a_message_or_answered(line) -> None:
     assert (error and error.error.code, error and error.id) == (code, id)
     assert (text == "") == (error is not None)
     text.encode()
-
-
-def test_blank_lines_are_no_messages() -> None:
-    assert [read_line(line) for line in (b"\n", b" \r\n")] == [("", None)] * 2
+    assert read_line(b" \r\n") == ("", None)

@@ -98,20 +98,6 @@ def test_the_user_name_is_the_namespace(served: Served) -> None:
     assert served.web.get("/", auth=("ben", served.secrets["ana"]), headers=twice).status_code == 403
 
 
-def test_what_a_browser_keeps_opens_the_page_alone(served: Served) -> None:
-    for method, path in (
-        ("GET", "/v1/entries"),
-        ("POST", "/v1/search"),
-        ("DELETE", "/v1/entries/x"),
-        ("PUT", "/v1/core"),
-    ):
-        response = served.web.request(
-            method, path, auth=("", served.secrets["ana"]), json={} if method != "GET" else None
-        )
-        assert response.status_code == 401, path
-        assert response.headers["WWW-Authenticate"] == "Bearer"
-
-
 def test_a_search_explains_its_scores(served: Served) -> None:
     page = served.web.get("/", params={"q": "Where does Ana live?"}, auth=("", served.secrets["ana"])).text
     found = page[page.index("<h2>Found</h2>") :]
@@ -199,7 +185,9 @@ def test_a_form_of_another_page_is_refused(served: Served) -> None:
     for origin in ("null", "http://evil.example", "http://localhost:9999"):
         assert served.send("editor", {"Origin": origin}, **fields).json()["code"] == "foreign_origin"
     assert served.send("editor", {"Sec-Fetch-Site": "same-origin"}, **fields).status_code == 303
-    assert served.web.post("/v1/entries", auth=("ana", served.secrets["editor"]), json={}).status_code == 401
+    for method in ("GET", "POST"):  # what a browser keeps opens the page alone
+        response = served.web.request(method, "/v1/entries", auth=("ana", served.secrets["editor"]))
+        assert response.status_code == 401 and response.headers["WWW-Authenticate"] == "Bearer"
 
 
 def test_a_form_that_the_page_never_sends_is_refused(served: Served) -> None:

@@ -67,23 +67,14 @@ def next_gradient(trainer):
 
 EQUAL_TO_GRPO = {
     "chat": {"chat": True, "num_iterations": 2, "beta": 0.1},
-    "plain": {"num_iterations": 2, "beta": 0.1},
-    **{loss: {"loss_type": loss} for loss in ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")},
-    "scaled over the batch": {"scale_rewards": "batch"},
-    "not scaled": {"scale_rewards": "none"},
-    "ratio of sequences": {"importance_sampling_level": "sequence", "num_iterations": 2},
-    "two bounds": {"epsilon_high": 0.3, "delta": 1.5, "num_iterations": 2},
-    "high entropy alone": {"top_entropy_quantile": 0.5},
+    "a mean over rows": {"loss_type": "grpo", "scale_rewards": "batch"},
     "cut replies masked": {"mask_truncated_completions": True, "max_completion_length": 6},
     "moving reference": {"beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 1},
-    "other sampling": {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1},
     "unshuffled, accumulated": {"shuffle_dataset": False, "gradient_accumulation_steps": 4},
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "chat" else pytest.param(name, marks=pytest.mark.slow) for name in EQUAL_TO_GRPO]
-)
+@pytest.mark.parametrize("name", EQUAL_TO_GRPO)
 def test_without_reflections_it_equals_grpo_bit_for_bit(make_trainer, name):
     settings = {"max_steps": 3, **EQUAL_TO_GRPO[name]}
     lora = peft.LoraConfig(r=4, target_modules="all-linear") if name == "chat" else None
@@ -138,10 +129,7 @@ def test_each_phase_uses_the_results_of_the_previous(make_trainer, chat):
     assert [attempt.reward for attempt in attempts] == upper(prompts, completions, kind=kinds)
 
 
-LOSSES = ["dapo", "grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("dr_grpo", "luspo", "sapo"))]
-
-
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo", "luspo", "sapo"])
 def test_the_gradient_equals_a_float64_computation(make_trainer, loss):
     """Recompute the loss in float64 from the sampled tokens of all roles and the imitated attempts."""
     lora = peft.LoraConfig(r=4, target_modules="all-linear") if loss == "dapo" else None
@@ -276,7 +264,6 @@ def test_evaluation_uses_first_attempts_only(make_trainer):
     assert not any("erl/" in name for name in metrics) and 0 <= metrics["eval_reward"] <= 1
 
 
-@pytest.mark.slow
 def test_a_checkpoint_holds_the_reflection_memory(make_trainer, tmp_path):
     """A resumed run ends with the same weights as an uninterrupted one."""
     settings = {"reward_threshold": 0.5, "save_strategy": "steps", "save_steps": 2, "memory_size": 4}
@@ -299,11 +286,7 @@ def named_feedback(prompts, completions, kind):
     return say(prompts, completions, kind=kind)
 
 
-@pytest.mark.parametrize(
-    "func",
-    [async_feedback, named_feedback, pytest.param(None, marks=pytest.mark.slow)],
-    ids=["async", "named columns", "none"],
-)
+@pytest.mark.parametrize("func", [async_feedback, named_feedback, None], ids=["async", "named columns", "none"])
 def test_feedback_may_be_async_or_absent(make_trainer, func):
     trainer = make_trainer(RecordingTrainer, feedback_func=func)
     next_gradient(trainer)
@@ -322,7 +305,6 @@ def test_wrong_feedback_is_refused(make_trainer, returned, message):
         next_gradient(trainer)
 
 
-@pytest.mark.slow
 def test_reward_models_and_logged_completions_are_as_in_trl(policy, make_trainer, tmp_path):
     """Weights a reward model and a function, and logs second attempts in TRL's table."""
     model = Qwen3ForSequenceClassification.from_pretrained(policy, num_labels=1, dtype=torch.float32)

@@ -34,16 +34,6 @@ from memalpha.integrations.trl.base import (
     select_rows,
 )
 
-DEFAULTS = {
-    "algorithm": 1,
-    "reward_threshold": 1.0,
-    "memory_size": 50,
-    "memory_top_k": 3,
-    "internalization_coef": 1.0,
-    "enable_memory": True,
-    "enable_internalization": True,
-}
-
 
 @pytest.mark.parametrize("version", ["1.15.0", "1.17.0", "1.17.0.dev0", "2.0.0"])
 def test_another_release_is_refused(monkeypatch, version):
@@ -140,11 +130,7 @@ def test_a_batch_may_be_columns():
             batch_rows(wrong)
 
 
-def test_defaults_and_names():
-    config = ERLConfig("unused", bf16=False)
-    assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
-    added = {field.name for field in fields(ERLConfig)} - {field.name for field in fields(GRPOConfig)}
-    assert added == {*DEFAULTS, "reflection_system_prompt", "retry_system_prompt", "internalization_threshold"}
+def test_the_settings_of_grpo_keep_their_defaults():
     for field in fields(GRPOConfig):
         assert ERLConfig.__dataclass_fields__[field.name].default == field.default
 
