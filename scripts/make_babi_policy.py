@@ -18,16 +18,13 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import pretrain
-import torch
-from make_tiny_policy import BATCH_TOKENS, encode, make_policy
-from pretrain import batches
-from tiny_rows import ASSISTANT, USER, Row, entry_slot, prompt_text, render_call
+from make_tiny_policy import call_fragments, demonstrations, encode, make_policy
+from tiny_rows import AGENT, ASSISTANT, READER, SCHEMA, USER, Row, entry_slot, prompt_text, render_call
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from memalpha.agent.parsing import format_call
 from memalpha.agent.prompts import ABSTAIN, reader_messages, writer_messages
-from memalpha.config import AgentConfig, BabiConfig, ReaderConfig
-from memalpha.store.schema import load_schema
+from memalpha.config import BabiConfig
 from memalpha.store.state import MemoryState
 from memalpha.tasks.datasets.babi import DROP, FEMALE, IS, MALE, MOVE, NOTHING, PRONOUNS, TAKE, THINGS, stream
 from memalpha.types import Chunk, Hit, MemoryEntry, Observation, Operation, Task, ViewEntry
@@ -44,20 +41,6 @@ PHRASES = (
     r" there\.\n?| in the| carrying\?|; has|story:|: [a-z]+",
 )
 PRE_TOKENS = "|".join((*PHRASES, r"#[a-z0-9]| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}#]+\n?|#|\s+(?!\S)|\s+"))
-SCHEMA = load_schema("mem-alpha")
-AGENT = AgentConfig(prompt="compact")
-READER = ReaderConfig(kind="policy", prompt="compact")
-
-
-def call_fragments() -> list[str]:
-    """Return the fixed parts of the calls, each of which becomes one token."""
-    calls = [
-        format_call("memory_insert", {"category": "semantic", "content": "\x07"}),
-        format_call("memory_update", {"id": "\x07", "content": "\x07"}),
-        format_call("memory_delete", {"id": "\x07"}),
-        format_call("memory_skip", {}),
-    ]
-    return list(dict.fromkeys(part for call in calls for part in call.split("\\u0007")))
 
 
 # ------------------------------------------------------------------------------------------------ what a memory implies
@@ -308,25 +291,9 @@ class BabiStage:
     habits: BabiHabits
     reader: float = 0.8
 
-
-def demonstrations(
-    tokenizer: PreTrainedTokenizerFast, stage: BabiStage, seed: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield batches of (ids, completion mask) of the stage's rows without end.
-
-    Args:
-        tokenizer: Tokenizer of the policy.
-        stage: Habits and rates.
-        seed: Seed of the rows and their order.
-    """
-    rng = Random(f"batches|{seed}|{stage.rates.name}")
-    index = rng.randrange(1 << 40)
-    while True:
-        rows: list[Row] = []
-        while len(rows) < 1500:
-            rows += demonstration_rows(index, seed, stage.habits, stage.reader)
-            index += 1
-        yield from batches(encode(tokenizer, rows), BATCH_TOKENS, rng)
+    def rows(self, index: int, seed: int) -> list[Row]:
+        """Return the rows of one demonstration."""
+        return demonstration_rows(index, seed, self.habits, self.reader)
 
 
 def probe(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, tasks: int = 25) -> dict[str, float]:
@@ -360,4 +327,4 @@ STAGES = (
 
 
 if __name__ == "__main__":
-    make_policy(corpus, PRE_TOKENS, call_fragments(), STAGES, demonstrations, probe, halve=True)
+    make_policy(corpus, PRE_TOKENS, call_fragments("semantic"), STAGES, demonstrations, probe, halve=True)

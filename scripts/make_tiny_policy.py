@@ -61,11 +61,10 @@ CHAT_TEMPLATE = (
 PRE_TOKENS = r"#[a-z0-9]|-\d+| ?\(?\d+|'(?:s|t|re|ve|m|ll|d)\b| ?\p{L}+:?| ?[^\s\p{L}\p{N}#]+\n?|#|\s+(?!\S)|\s+"
 
 
-def call_fragments() -> list[str]:
+def call_fragments(*categories: str) -> list[str]:
     """Return the fixed parts of the calls, each of which becomes one token."""
     calls = [
-        format_call("memory_insert", {"category": "semantic", "content": "\x07"}),
-        format_call("memory_insert", {"category": "episodic", "content": "\x07"}),
+        *(format_call("memory_insert", {"category": category, "content": "\x07"}) for category in categories),
         format_call("memory_update", {"id": "\x07", "content": "\x07"}),
         format_call("memory_delete", {"id": "\x07"}),
         format_call("memory_skip", {}),
@@ -149,24 +148,28 @@ class TinyStage:
     drills: float = 0.5
     reader: float = 0.3
 
+    def rows(self, index: int, seed: int) -> list[Row]:
+        """Return the rows of one demonstration."""
+        world = WorldConfig(pseudo_values=self.pseudo, temporal_questions=True)
+        return demonstration_rows(index, seed, self.habits, world, self.drills, self.reader)
+
 
 def demonstrations(
-    tokenizer: PreTrainedTokenizerFast, stage: TinyStage, seed: int
+    tokenizer: PreTrainedTokenizerFast, stage: Any, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield batches of (ids, completion mask) of the stage's rows without end.
 
     Args:
         tokenizer: Tokenizer of the policy.
-        stage: Habits, rates and shares.
+        stage: Stage with `rates` and `rows`.
         seed: Seed of the rows and their order.
     """
     rng = Random(f"batches|{seed}|{stage.rates.name}")
-    world = WorldConfig(pseudo_values=stage.pseudo, temporal_questions=True)
     index = rng.randrange(1 << 40)
     while True:
         rows: list[Row] = []
         while len(rows) < 1500:
-            rows += demonstration_rows(index, seed, stage.habits, world, stage.drills, stage.reader)
+            rows += stage.rows(index, seed)
             index += 1
         yield from batches(encode(tokenizer, rows), BATCH_TOKENS, rng)
 
@@ -256,7 +259,7 @@ def make_policy(
     tokenizer = build_tokenizer(corpus(arguments.seed), pre_tokens, fixed)
     model = build_model(len(tokenizer))
     if not is_writer:
-        del model.config.memalpha_prompt
+        delattr(model.config, "memalpha_prompt")
     print(f"{len(tokenizer)} tokens, {model.num_parameters()} parameters", flush=True)
     trainer = Trainer(model)
     print(f"kick: loss {kick(trainer, arguments.seed):.3f}", flush=True)
@@ -285,4 +288,4 @@ def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path)
 
 
 if __name__ == "__main__":
-    make_policy(corpus, PRE_TOKENS, call_fragments(), STAGES, demonstrations, probe)
+    make_policy(corpus, PRE_TOKENS, call_fragments("semantic", "episodic"), STAGES, demonstrations, probe)

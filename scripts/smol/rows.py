@@ -6,16 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tiny_rows import AGENT, READER, SCHEMA
+
 from memalpha.agent.prompts import reader_messages, writer_messages
 from memalpha.agent.replies import format_lines
-from memalpha.config import AgentConfig, ReaderConfig
-from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
 from memalpha.types import Chunk, Hit, MemoryEntry, Observation, Operation, ToolCall, ViewEntry
 
-SCHEMA = load_schema("mem-alpha")
-AGENT = AgentConfig(prompt="compact")
-READER = ReaderConfig(kind="policy", prompt="compact")
 VIEW = 12
 """Most entries in a writer's view."""
 

@@ -16,7 +16,6 @@ import hmac
 import inspect
 import json
 import secrets
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from hashlib import sha256
@@ -41,10 +40,8 @@ from memalpha.integrations.server.service import MemoryService, check_answer_siz
 from memalpha.integrations.server.telemetry import (
     REQUEST_ID_HEADER,
     UNKNOWN,
-    RequestMetrics,
     RequestRecord,
-    log_to_stderr,
-    request_span,
+    Telemetry,
 )
 from memalpha.store.io.jsonl import to_json
 from memalpha.store.store import MemoryStore
@@ -302,7 +299,7 @@ async def insert(service: MemoryService, body: schemas.InsertRequest) -> tuple[M
 @_route("GET", "/entries/{id:path}", "read")
 async def get(service: MemoryService, id: Id, as_of: AsOf = None) -> MemoryEntry:
     """Return an entry of the current or a past state."""
-    return await service.reading(lambda store: store.get(id, as_of=as_of), at_once=as_of is None)
+    return await service.reading(lambda store: store.get(id, as_of=as_of), at_once="read" if as_of is None else None)
 
 
 @_route("PATCH", "/entries/{id:path}", "write")
@@ -340,7 +337,7 @@ async def erase_matching(service: MemoryService, body: schemas.EraseRequest) -> 
 @_route("GET", "/core", "read")
 async def core(service: MemoryService, as_of: AsOf = None) -> schemas.CoreResponse:
     """Return the core memory."""
-    text = await service.reading(lambda store: store.core_at(as_of), at_once=as_of is None)
+    text = await service.reading(lambda store: store.core_at(as_of), at_once="read" if as_of is None else None)
     return schemas.CoreResponse(text)
 
 
@@ -533,11 +530,9 @@ class HttpApp:
             page: Renders the page at / (`report.memory_page.render_memory_page`); None serves no page.
             page_edits: Take the forms of the page from readers who have the rights.
         """
-        self.service, self._log, self.needs_token = service, log_requests, bool(token or keys)
-        if log_requests:
-            log_to_stderr()
+        self.service, self.needs_token = service, bool(token or keys)
         self.guard = RequestGuard(service.name, token, keys, find_keys, local, frozenset(hosts))
-        self._metrics = RequestMetrics()
+        self._telemetry = Telemetry(log=log_requests)
         self._description: bytes | None = None
         check: asyncio.Task[int] | None = None  # health needs no token: callers take at most one store thread
 
@@ -555,7 +550,7 @@ class HttpApp:
         async def metrics(request: Request) -> Response:
             request.scope[SCOPE].check("admin")
             headers = {"Content-Type": CONTENT_TYPE_LATEST, "Cache-Control": "no-store"}
-            return Response(generate_latest(self._metrics.registry), headers=headers)
+            return Response(generate_latest(self._telemetry.registry), headers=headers)
 
         async def openapi() -> Response:
             if self._description is None:
@@ -595,8 +590,7 @@ class HttpApp:
             return
         sent_headers: list[tuple[bytes, bytes]] = scope["headers"]
         headers = dict(reversed(sent_headers))  # the first of a name counts
-        record = RequestRecord.start(headers.get(REQUEST_ID_HEADER, b""))
-        method, started, is_answering = scope["method"], time.perf_counter(), False
+        is_answering = False
 
         async def note_and_send(message: Message) -> None:
             nonlocal is_answering
@@ -607,25 +601,17 @@ class HttpApp:
                 record.sent += len(message.get("body", b""))
             await send(message)
 
-        try:
-            with request_span(method, headers) as span:
-                try:
-                    await self._serve(scope, headers, receive, note_and_send, record)
-                except ServiceError as error:
-                    await _error_response(error, scope["path"])(scope, receive, note_and_send)
-                finally:
-                    record.describe(span, method)
-        except Exception:
-            record.status = 500
-            if not is_answering:
-                error = ServiceError("internal_error", "the server failed; its log says why", 500)
-                await _error_response(error, "")(scope, receive, send)
-            raise  # the server logs it
-        finally:
-            seconds = time.perf_counter() - started
-            self._metrics.count(method, record, seconds)
-            if self._log:
-                record.log(method, scope["path"], seconds)
+        with self._telemetry.observe(scope["method"], scope["path"], headers) as record:
+            try:
+                await self._serve(scope, headers, receive, note_and_send, record)
+            except ServiceError as error:
+                await _error_response(error, scope["path"])(scope, receive, note_and_send)
+            except Exception:
+                if not is_answering:
+                    error = ServiceError("internal_error", "the server failed; its log says why", 500)
+                    await _error_response(error, "")(scope, receive, note_and_send)
+                record.status = 500
+                raise  # the server logs it
 
     async def _serve(
         self, scope: Scope, headers: Mapping[bytes, bytes], receive: Receive, send: Send, record: RequestRecord

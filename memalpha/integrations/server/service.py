@@ -24,7 +24,7 @@ from copy import copy
 from functools import partial
 from itertools import islice
 from threading import Event, Lock
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
 from memalpha.agent.agent import MemoryAgent
@@ -461,21 +461,32 @@ class MemoryService:
     async def writing(self, work: Callable[[MemoryStore], T]) -> T:
         """Run `work`, which writes, on the store in the turn of the writes."""
         self._check_writable()
-        return await self._run_in(self.write_pool, work, WRITE_SECONDS)
+        return await self._submit(self.write_pool, partial(traced_store, partial(work, self._store), WRITE_SECONDS))
 
     # ------------------------------------------------------------------------------------------------- reads
 
-    async def reading(self, work: Callable[[MemoryStore], T], *, at_once: bool = False, has_deadline: bool = True) -> T:
+    async def reading(
+        self,
+        work: Callable[[MemoryStore], T],
+        *,
+        at_once: Literal["read", "search"] | None = None,
+        has_deadline: bool = True,
+    ) -> T:
         """Run `work`, which only reads, on the store.
 
         Args:
             work: Called with the store, in a thread of the reads.
-            at_once: Call it in this thread where it takes milliseconds: it reads little, of the current state.
+            at_once: Call it in the loop's own thread if it takes milliseconds: it reads little, or searches a warm
+                index, of the current state.
             has_deadline: Stop its statements after `READ_SECONDS`.
         """
-        if at_once:
-            return await self._read_at_once(work)
-        return await self._run_in(self._read_pool, work, READ_SECONDS if has_deadline else None)
+        if at_once and not self.is_closing:
+            is_search = at_once == "search"
+            with service_errors(), deadline(READ_SECONDS), self._store.reading_at_once(search=is_search) as is_ready:
+                if is_ready:
+                    return traced_store(partial(work, self._store))
+        seconds = READ_SECONDS if has_deadline else None
+        return await self._submit(self._read_pool, partial(traced_store, partial(work, self._store), seconds))
 
     async def search(
         self, query: str, k: int, *, category: str | None = None, where: Where = None, as_of: int | str | None = None
@@ -494,8 +505,7 @@ class MemoryService:
         def search(store: MemoryStore) -> list[Hit]:
             return self._view.search(query, k, category=category, where=where, as_of=as_of)
 
-        is_current = where is None and as_of is None
-        hits = await (self._read_at_once(search, search=True) if is_current else self.reading(search))
+        hits = await self.reading(search, at_once="search" if where is None and as_of is None else None)
         check_answer_size((hit.entry for hit in hits), "ask for fewer hits (k)")
         return hits
 
@@ -526,18 +536,6 @@ class MemoryService:
     def _check_writable(self) -> None:
         if self.read_only:
             raise ServiceError("read_only", "this memory is served read-only", 403)
-
-    async def _read_at_once(self, work: Callable[[MemoryStore], T], *, search: bool = False) -> T:
-        """Run `work`, which reads, in the loop's own thread if it takes milliseconds, else in a thread of the reads."""
-        if not self.is_closing:
-            with service_errors(), deadline(READ_SECONDS), self._store.reading_at_once(search=search) as is_ready:
-                if is_ready:
-                    return traced_store(partial(work, self._store))
-        return await self.reading(work)
-
-    async def _run_in(self, pool: ThreadPoolExecutor, work: Callable[[MemoryStore], T], seconds: float | None) -> T:
-        """Run `work` on the store in a thread of `pool`, with time for its statements."""
-        return await self._submit(pool, partial(traced_store, partial(work, self._store), seconds))
 
     async def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         with service_errors():

@@ -13,6 +13,7 @@ import logging
 import re
 import secrets
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -68,16 +69,8 @@ class RequestRecord:
     sent: int = 0
     status: int = CLIENT_CLOSED
 
-    @classmethod
-    def start(cls, sent_id: bytes) -> RequestRecord:
-        """Begin the record of a request whose client sent an id, or b""."""
-        return cls(sent_id if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8).encode())
-
     def describe(self, span: trace.Span, method: str) -> None:
         """Name the request's span and set its attributes, by OpenTelemetry's conventions where they have a name."""
-        if not span.is_recording():
-            return
-        method = method if method in METHODS else "_OTHER"
         span.update_name(f"{method} {self.route}")
         values = {
             "http.request.method": method,
@@ -89,35 +82,20 @@ class RequestRecord:
         }
         span.set_attributes({name: value for name, value in values.items() if value is not None})
 
-    def log(self, method: str, path: str, seconds: float) -> None:
-        """Write the log line. It has no query and no header: they hold what people ask, and keys.
+
+class Telemetry:
+    """What a server tells of its requests: counts and times, a span, and a line of the log for each.
+
+    Attributes:
+        registry: Counts and times for Prometheus.
+    """
+
+    def __init__(self, *, log: bool) -> None:
+        """Start at zero.
 
         Args:
-            method: HTTP method.
-            path: Path without the query; its first `MAX_PATH` characters are written.
-            seconds: Duration of the request.
+            log: Write the lines of `memalpha.requests` to stderr as they are, and nowhere else.
         """
-        values: dict[str, Any] = {
-            "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "id": self.id.decode(),
-            "method": method,
-            "path": path[:MAX_PATH],
-            "route": self.route,
-            "status": self.status,
-            "ms": round(1000 * seconds, 1),
-            "key": self.key,
-            "namespace": self.namespace,
-            "received": self.received,
-            "sent": self.sent,
-        }
-        _log.info("%s", json.dumps(values))  # ASCII: control characters of a hostile path are escaped
-
-
-class RequestMetrics:
-    """Counts and times of a server's requests."""
-
-    def __init__(self) -> None:
-        """Start at zero."""
         self.registry = CollectorRegistry()
         labels = ("method", "route", "status")
         self._requests = Counter("memalpha_requests", "Answered requests.", labels, registry=self.registry)
@@ -125,26 +103,53 @@ class RequestMetrics:
             "memalpha_request_seconds", "Time of a request to the last byte.", ("route",), registry=self.registry
         )
         ProcessCollector(registry=self.registry)
+        self._log = log
+        if log:
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(logging.Formatter("%(message)s"))
+            _log.handlers, _log.propagate = [handler], False
+            _log.setLevel(logging.INFO)
 
-    def count(self, method: str, record: RequestRecord, seconds: float) -> None:
-        """Count a request that has ended.
+    @contextmanager
+    def observe(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Iterator[RequestRecord]:
+        """Record a request while it is answered.
+
+        The log line has no query and no header: they hold what people ask, and keys.
 
         Args:
-            method: HTTP method; one that is none of `METHODS` counts as "other".
-            record: Its record.
-            seconds: Seconds to the last byte of its answer.
+            method: HTTP method; one that is none of `METHODS` counts as "_OTHER".
+            path: Path without the query; its first `MAX_PATH` characters are logged.
+            headers: Headers of the request, by lower-case name.
         """
-        name = method if method in METHODS else "other"
-        self._requests.labels(name, record.route, str(record.status)).inc()
-        self._seconds.labels(record.route).observe(seconds)
-
-
-def log_to_stderr() -> None:
-    """Write the lines of `memalpha.requests` to stderr as they are, and nowhere else."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    _log.handlers, _log.propagate = [handler], False
-    _log.setLevel(logging.INFO)
+        sent_id = headers.get(REQUEST_ID_HEADER, b"")
+        record = RequestRecord(sent_id if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8).encode())
+        kind, started = method if method in METHODS else "_OTHER", time.perf_counter()
+        try:
+            with _request_span(kind, headers) as span:
+                try:
+                    yield record
+                finally:
+                    if span.is_recording():
+                        record.describe(span, kind)
+        finally:
+            seconds = time.perf_counter() - started
+            self._requests.labels(kind, record.route, str(record.status)).inc()
+            self._seconds.labels(record.route).observe(seconds)
+            if self._log:
+                line: dict[str, Any] = {
+                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+                    "id": record.id.decode(),
+                    "method": method,
+                    "path": path[:MAX_PATH],
+                    "route": record.route,
+                    "status": record.status,
+                    "ms": round(1000 * seconds, 1),
+                    "key": record.key,
+                    "namespace": record.namespace,
+                    "received": record.received,
+                    "sent": record.sent,
+                }
+                _log.info("%s", json.dumps(line))  # ASCII: control characters of a hostile path are escaped
 
 
 def start_tracing() -> Callable[[], None]:
@@ -168,7 +173,7 @@ def start_tracing() -> Callable[[], None]:
     return provider.shutdown
 
 
-def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[trace.Span]:
+def _request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[trace.Span]:
     """Open the span of a request, below that of its client if a `traceparent` names one.
 
     Args:
