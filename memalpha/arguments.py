@@ -181,10 +181,6 @@ def is_finite_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-def is_own(value: object) -> bool:
-    """Return True for an object of a class of memalpha: what it raises beside `MemalphaError` is a bug."""
-    return type(value).__module__.partition(".")[0] == "memalpha"
-
 
 def check_target(path: Path, *, error: type[MemalphaError] = StoreError) -> None:
     """Raise if a device or a pipe is at a path: a complete file that is moved there would replace it.

@@ -18,9 +18,9 @@ from typing import Any, TypeVar, cast
 
 from memalpha.agent.consolidate import Consolidation, apply_consolidation, propose_consolidation
 from memalpha.agent.prompts import check_store_names, check_style, observe, prompted_config, writer_messages
-from memalpha.agent.quoting import quote_chunk, show_notes
+from memalpha.agent.quoting import show_notes
 from memalpha.agent.reader import Answer, Reader, check_answers, default_reader, require_reader
-from memalpha.agent.replies import act, execute_calls, parse_reply
+from memalpha.agent.replies import act, execute_calls, read_reply
 from memalpha.agent.tools import load_tools
 from memalpha.agent.trust import TrustJudge, redact_chunk, trusted_view
 from memalpha.arguments import brief_repr, check_count, check_flag, check_function, check_type
@@ -250,8 +250,19 @@ class MemoryAgent(ForkAware):
         check_type("chunk", chunk, (str, Chunk), error=DataError)
         _check_origin(timestamp, None, None, None)
         with self._turn:
-            core = "" if ignores_memory(self.policy) else self.store.core  # the view may have it cut
-            observation, completion, shown_ids = self._reply(chunk, timestamp)
+            if isinstance(chunk, str):
+                chunk = Chunk(text=chunk, timestamp=timestamp, index=self.chunks_read)
+            if self.redact is not None:
+                chunk = redact_chunk(chunk, self.redact)
+            if ignores_memory(self.policy):
+                check_timestamp(chunk.timestamp)
+                core, observation = "", Observation(chunk)
+            else:
+                core = self.store.core  # the view may have it cut
+                observation = observe(self.view, chunk, self.config, partial(count_checked, self.policy))
+            shown, shown_ids = show_notes(observation, self.view) if self._quotes else (observation, None)
+            [completion] = sample_checked(self.policy, [build_request(shown, self.config, self.store.schema)])
+            self.chunks_read += 1
             return Proposal(observation, completion, core, shown_ids)
 
     def apply(
@@ -334,13 +345,11 @@ class MemoryAgent(ForkAware):
         del origin["speaker"]
         for part in (part for chunk in self._split(text, timestamp) for part in self.parts(chunk)):
             proposal = self.propose(part, timestamp=timestamp)
-            calls = parse_reply(proposal.completion.text, self.config.reply_form, self.tools)
-            chunk = proposal.observation.chunk
-            notes = ()
-            if proposal.shown_ids is not None:
-                calls, notes = quote_chunk(calls, chunk, proposal.shown_ids)
+            chunk, visible = proposal.observation.chunk, proposal.visible_contents
+            calls, notes = read_reply(
+                proposal.completion, chunk, self.config.reply_form, self.tools, proposal.shown_ids
+            )
             judge = TrustJudge(self.store, chunk, self.trust, speaker)
-            visible = proposal.visible_contents
             for _, operations in execute_calls(self.store, chunk, calls, origin, visible, judge, self.tools, notes):
                 yield from operations
 
@@ -444,24 +453,6 @@ class MemoryAgent(ForkAware):
             return self._message_chunks(text, timestamp)
         check_type("text", text, Iterable, error=DataError)
         return cast(Iterable[Text], text)
-
-    def _reply(self, chunk: Text, timestamp: str | None) -> tuple[Observation, Completion, Mapping[str, str] | None]:
-        """Return the memory's view with the chunk and its index, the completion, and the ids shown to who quotes."""
-        if isinstance(chunk, str):
-            chunk = Chunk(text=chunk, timestamp=timestamp, index=self.chunks_read)
-        if self.redact is not None:
-            chunk = redact_chunk(chunk, self.redact)
-        observation = self._observe(chunk)
-        shown, shown_ids = show_notes(observation, self.view) if self._quotes else (observation, None)
-        [completion] = sample_checked(self.policy, [build_request(shown, self.config, self.store.schema)])
-        self.chunks_read += 1
-        return observation, completion, shown_ids
-
-    def _observe(self, chunk: Chunk) -> Observation:
-        if ignores_memory(self.policy):
-            check_timestamp(chunk.timestamp)
-            return Observation(chunk)
-        return observe(self.view, chunk, self.config, partial(count_checked, self.policy))
 
     async def _run_in_thread(self, work: Callable[[], T]) -> T:
         if self._thread is None:

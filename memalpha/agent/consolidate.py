@@ -190,28 +190,9 @@ class _Draft:
             return False
 
     def end(self, entry: MemoryEntry, reason: str) -> None:
-        self._change(Operation("delete", id=entry.id), entry.content, reason)
+        self.change(Operation("delete", id=entry.id), entry.content, reason)
 
-    def update(self, entry: MemoryEntry, content: str, reason: str, timestamp: str | None = None) -> None:
-        """Replace what an entry says; its metadata, origin and speaker stay.
-
-        Args:
-            entry: Live entry of the draft.
-            content: Its new content.
-            reason: The reason in words.
-            timestamp: ISO date of the fact; default: that of the entry.
-        """
-        stamp = timestamp or entry.timestamp or ""
-        origin = {"source": entry.source, "chunk": entry.chunk, "turn": entry.turn, "speaker": entry.speaker}
-        fields = {"timestamp": stamp, "metadata": entry.metadata, **origin}
-        operation = Operation("update", id=entry.id, content=content, **fields)
-        self._change(operation, entry.content, reason)
-
-    def rewrite_core(self, content: str, reason: str) -> None:
-        if content.strip() != self.memory.core:
-            self._change(Operation("core_update", content=content), self.memory.core, reason)
-
-    def _change(self, operation: Operation, before: str, reason: str) -> None:
+    def change(self, operation: Operation, before: str, reason: str) -> None:
         self.memory.apply(operation)
         self.changes.append(ConsolidationChange(operation, before, reason))
 
@@ -245,24 +226,24 @@ def _groups(
     entries: Sequence[MemoryEntry], memory: WorkingMemory, policy: Policy, config: AgentConfig
 ) -> Iterator[list[MemoryEntry]]:
     """Yield the entries in groups of related ones, each as large as the view allows."""
+
+    def size(entry: MemoryEntry) -> int:
+        return policy.count_tokens(f"[{entry.id}] ({entry.category}, {entry.timestamp}) {entry.content}") + 1
+
     vectors = memory.load_embedder().encode([entry.content for entry in entries])
     waiting = np.ones(len(entries), bool)
     while waiting.any():
         first = int(np.argmax(waiting))
         order = [int(index) for index in np.argsort(-(vectors @ vectors[first]), kind="stable") if waiting[index]]
         order.remove(first)
-        group, size = [first], _size(entries[first], policy)
+        group, tokens = [first], size(entries[first])
         for index in order:
-            size += _size(entries[index], policy)
-            if size > config.view_tokens:
+            tokens += size(entries[index])
+            if tokens > config.view_tokens:
                 break
             group.append(index)
         waiting[group] = False
         yield [entries[index] for index in sorted(group)]
-
-
-def _size(entry: MemoryEntry, policy: Policy) -> int:
-    return policy.count_tokens(f"[{entry.id}] ({entry.category}, {entry.timestamp}) {entry.content}") + 1
 
 
 def _ask(
@@ -336,12 +317,16 @@ def _do(draft: _Draft, call: ToolCall, ids: set[str]) -> None:
     arguments, _ = validate_arguments(_TOOLS[call.name], call.arguments)
     reason = " ".join((arguments.reason or "no reason given").split())[:_MAX_REASON]
     if isinstance(arguments, _Rewrite):
-        draft.rewrite_core(arguments.content, reason)
+        if arguments.content.strip() != draft.memory.core:
+            draft.change(Operation("core_update", content=arguments.content), draft.memory.core, reason)
         return
     if arguments.id not in ids:
         raise UnknownEntry("no such entry was shown")
     entry = draft.memory.get(arguments.id)
     if isinstance(arguments, _Delete):
         draft.end(entry, reason)
-    else:
-        draft.update(entry, arguments.content, reason, arguments.timestamp)
+        return
+    stamp = arguments.timestamp or entry.timestamp or ""
+    origin = {"source": entry.source, "chunk": entry.chunk, "turn": entry.turn, "speaker": entry.speaker}
+    fields = {"timestamp": stamp, "metadata": entry.metadata, **origin}
+    draft.change(Operation("update", id=entry.id, content=arguments.content, **fields), entry.content, reason)

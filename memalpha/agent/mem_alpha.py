@@ -164,16 +164,12 @@ def load_prompt(path: Path | None) -> Prompt:
         if not isinstance(data[key], str):
             raise ConfigError(f"agent.prompt_file: {path}: {key}: a text is needed")
         names = _PLACEHOLDER.findall(data[key])
-        for name in names:
-            if name not in allowed:
-                raise ConfigError(
-                    f"agent.prompt_file: {path}: {key}: no placeholder {{{{{name}}}}}: there are {', '.join(allowed)}"
-                )
-        for name in needed:
-            if name not in names:
-                raise ConfigError(
-                    f"agent.prompt_file: {path}: {key}: has no {{{{{name}}}}}, so the model cannot see it"
-                )
+        problems = [
+            f"no placeholder {{{{{name}}}}}: there are {', '.join(allowed)}" for name in names if name not in allowed
+        ]
+        problems += [f"has no {{{{{name}}}}}, so the model cannot see it" for name in needed if name not in names]
+        if problems:
+            raise ConfigError(f"agent.prompt_file: {path}: {key}: {problems[0]}")
     return Prompt(data["system"], data["user"])
 
 

@@ -21,10 +21,10 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from memalpha.agent.parsing import after_thinking, parse_calls
 from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
 from memalpha.agent.tools import SEARCH_TOOL, search_query
-from memalpha.arguments import brief_repr, check_function, is_own
+from memalpha.arguments import brief_repr, check_function
 from memalpha.config import AgentConfig, ReaderConfig
-from memalpha.errors import ConfigError, MemalphaError, PolicyError
-from memalpha.policy.base import Policy, count_checked, reader_style, sample_checked
+from memalpha.errors import ConfigError, PolicyError
+from memalpha.policy.base import Policy, count_checked, reader_style, sample_checked, wrap_outside_errors
 from memalpha.policy.reply_cache import cache_frozen
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
@@ -185,15 +185,8 @@ def check_answers(reader: Reader, number: int, read: Callable[[], Sequence[Answe
     Raises:
         PolicyError: The reader raised, or returned something else than one answer with a text per question.
     """
-    name = brief_repr(getattr(reader, "name", type(reader).__name__))
-    try:
+    with wrap_outside_errors("reader", reader) as name:
         answers = [*read()]
-    except MemalphaError:
-        raise
-    except Exception as error:
-        if is_own(reader):
-            raise
-        raise PolicyError(f"reader {name} raised {type(error).__name__}: {error}") from error
     if len(answers) != number:
         raise PolicyError(f"reader {name} returned {len(answers)} answers to {number} questions")
     for answer in answers:
@@ -263,15 +256,15 @@ class PolicyReader:
         self.quotes = quotes
         self.cache = cache_frozen(policy) if frozen else None
         self.config = config or ReaderConfig(kind="policy")
-        if self.config.cite and self.config.prompt == "compact":
-            raise ConfigError(
-                "reader.cite: a policy prompted in the compact style answers in a word: leave it out, or set "
-                "reader.prompt=full for a language model"
+        if self.config.prompt == "compact" and (self.config.cite or self.config.kind == "agentic"):
+            setting, reason = (
+                ("cite", "answers in a word: leave it out")
+                if self.config.cite
+                else ("kind", "makes no searches: take policy")
             )
-        if self.config.kind == "agentic" and self.config.prompt == "compact":
             raise ConfigError(
-                "reader.kind: a policy prompted in the compact style makes no searches: take policy, or set "
-                "reader.prompt=full for a language model"
+                f"reader.{setting}: a policy prompted in the compact style {reason}, or set reader.prompt=full for a "
+                "language model"
             )
         self.conflicts: Conflicts = self.config.conflicts or "keep"
         self.name = f"{self.config.kind if self.config.is_model else 'policy'}:{policy.name}"

@@ -209,9 +209,7 @@ def act(
     Returns:
         The turn: calls, their results, the operations that changed the memory, and what could not be read.
     """
-    calls, notes = parse_reply(completion.text, form, tools), ()
-    if shown_ids is not None:
-        calls, notes = quote_chunk(calls, chunk, shown_ids)
+    calls, notes = read_reply(completion, chunk, form, tools, shown_ids)
     origin = {"source": source, "metadata": metadata}
     outcomes = list(
         execute_calls(memory, chunk, calls, origin, visible, judge, tools, notes, strict=strict, at_once=True)
@@ -219,6 +217,22 @@ def act(
     results = tuple(result for result, _ in outcomes)
     operations = tuple(operation for _, of_call in outcomes for operation in of_call)
     return Turn(chunk.index, completion, calls, results, operations, reply_problems(completion, calls, form))
+
+
+def read_reply(
+    completion: Completion, chunk: Chunk, form: str, tools: Tools, shown_ids: Mapping[str, str] | None
+) -> tuple[tuple[ToolCall, ...], Sequence[str | None]]:
+    """Return the calls of a reply and, if contents are quoted from the chunk, the note of each; arguments as in `act`.
+
+    Args:
+        completion: the writer's reply.
+        chunk: the chunk that was read.
+        form: form of the calls.
+        tools: tools of the writer.
+        shown_ids: ids of entries by those that a quoting writer saw; None for others.
+    """
+    calls = parse_reply(completion.text, form, tools)
+    return (calls, ()) if shown_ids is None else quote_chunk(calls, chunk, shown_ids)
 
 
 def execute_calls(

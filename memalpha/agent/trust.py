@@ -127,7 +127,7 @@ class TrustJudge:
 
     def _is_person(self, name: str) -> bool:
         """Return True for the owner, a speaker of the chunk, or the speaker of one of the entries nearest to a name."""
-        speakers = [self._owner, *(line.speaker for line in self._lines.lines)]
+        speakers = [self._owner, *self._lines.speakers]
         speakers += [hit.entry.speaker for hit in self._store.search(name, _CANDIDATES)]
         return any(is_same(name, speaker) for speaker in speakers)
 
@@ -145,20 +145,15 @@ NOBODY = "unknown"
 """Name under which a trust rule stores what nobody known said."""
 
 
-class SpokenLine(NamedTuple):
-    """Line of a chunk: its speaker, or None, and its words."""
-
-    speaker: str | None
-    words: frozenset[str]
-
-
 class AttributedLines:
     """Lines of a chunk, found once for all calls of a reply.
 
     Args:
         chunk: The chunk.
-        speaker: Person who said all of it, by the caller's word; None reads turns and labels. A line without a speaker
-            has None.
+        speaker: Person who said all of it, by the caller's word; None reads turns and labels.
+
+    Attributes:
+        speakers: Speaker of each line; None for a line without one.
     """
 
     def __init__(self, chunk: Chunk, speaker: str | None) -> None:
@@ -167,17 +162,18 @@ class AttributedLines:
         else:
             spoken = [(name or None, line) for name, line in spoken_lines(chunk) if line.strip()]
         self.words_by_text = {line: frozenset(words(line)) for _, line in spoken}
-        self.lines = [SpokenLine(name, self.words_by_text[line]) for name, line in spoken]
+        self.speakers = [name for name, _ in spoken]
+        self._words = [self.words_by_text[line] for _, line in spoken]
         self.speakers_by_words: dict[frozenset[str], dict[str | None, None]] = defaultdict(dict)  # a set in order
-        for line in self.lines:
-            self.speakers_by_words[line.words][line.speaker] = None
+        for name, line_words in zip(self.speakers, self._words, strict=True):
+            self.speakers_by_words[line_words][name] = None
 
     @cached_property
     def line_numbers(self) -> dict[str, list[int]]:
         """Numbers of the lines that have each word."""
         numbers: dict[str, list[int]] = defaultdict(list)
-        for number, line in enumerate(self.lines):
-            for word in line.words:
+        for number, line_words in enumerate(self._words):
+            for word in line_words:
                 numbers[word].append(number)
         return numbers
 
@@ -208,8 +204,8 @@ def attribute(content: str, chunk_lines: AttributedLines, *, owner: str = USER) 
         chunk_lines: Lines of the chunk.
         owner: Person of the highest rank.
     """
-    lines = chunk_lines.lines
-    if not lines:
+    names = chunk_lines.speakers
+    if not names:
         return None, None
     statement = split_label(content)[1]
     terms = chunk_lines.words_by_text.get(statement) or frozenset(words(statement))
@@ -218,14 +214,13 @@ def attribute(content: str, chunk_lines: AttributedLines, *, owner: str = USER) 
             [speaker] = speakers
             return speaker, speaker
         return min(speakers, key=lambda name: rank(name, owner)), max(speakers, key=lambda name: rank(name, owner))
-    weights: list[list[float]] = [[] for _ in lines]  # of the words that a line shares with the content
+    weights: list[list[float]] = [[] for _ in names]  # of the words that a line shares with the content
     for word in sorted(terms & chunk_lines.line_numbers.keys()):
         numbers = chunk_lines.line_numbers[word]
         for number in numbers:
             weights[number].append(1 / len(numbers))
     scores = [round(sum(values), 6) for values in weights]
     best = max(scores)
-    names = [line.speaker for line in lines]
     nearest = [name for name, score in zip(names, scores, strict=True) if score == best]
     speaker = min(nearest, key=lambda name: rank(name, owner))
     most = max(map(len, weights))

@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from memalpha.arguments import brief_repr, check_count, is_finite_number, is_own
+from memalpha.arguments import brief_repr, check_count, is_finite_number
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.config.common import HIDDEN_INSTRUCTIONS
 from memalpha.config.files import build_config
@@ -179,6 +180,25 @@ def first_invalid_logprob(values: Sequence[Any]) -> int | None:
     return next((index for index, is_valid in enumerate(checks) if not is_valid), None)
 
 
+@contextmanager
+def wrap_outside_errors(kind: str, maker: Any) -> Iterator[str]:
+    """Raise what an object of any make raises as `PolicyError`; yield its name for further messages.
+
+    Args:
+        kind: Word for the object in the message.
+        maker: The object. What one of memalpha's own raises beside `MemalphaError` is a bug and stays as it is.
+    """
+    name = brief_repr(getattr(maker, "name", type(maker).__name__))
+    try:
+        yield name
+    except MemalphaError:
+        raise
+    except Exception as error:
+        if type(maker).__module__.partition(".")[0] == "memalpha":
+            raise
+        raise PolicyError(f"{kind} {name} raised {type(error).__name__}: {error}") from error
+
+
 def sample_checked(policy: Policy, requests: Sequence[SampleRequest]) -> list[Completion]:
     """Sample completions from a policy of any make, and check them.
 
@@ -193,15 +213,8 @@ def sample_checked(policy: Policy, requests: Sequence[SampleRequest]) -> list[Co
         PolicyError: The policy raised, or returned another number of completions, no text, or log-probs that are not
             those of sampled tokens or not one per id.
     """
-    name = brief_repr(getattr(policy, "name", type(policy).__name__))
-    try:
+    with wrap_outside_errors("policy", policy) as name:
         completions = [*policy.sample(requests)]
-    except MemalphaError:
-        raise
-    except Exception as error:
-        if is_own(policy):
-            raise
-        raise PolicyError(f"policy {name} raised {type(error).__name__}: {error}") from error
     if len(completions) != len(requests):
         raise PolicyError(f"policy {name} returned {len(completions)} completions for {len(requests)} requests")
     for completion in completions:
@@ -291,12 +304,8 @@ def count_checked(policy: Policy, text: str) -> int:
     Raises:
         PolicyError: The policy raised, or returned something else than a whole number from 0.
     """
-    try:
+    with wrap_outside_errors("count_tokens of policy", policy):
         count = policy.count_tokens(text)
-    except MemalphaError:
-        raise
-    except Exception as error:
-        raise PolicyError(f"policy {brief_repr(policy.name)}: count_tokens raised {error!r}") from error
     check_count("the policy's count of tokens", count, error=PolicyError)
     return count
 

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -178,21 +177,12 @@ class EndpointClient(ServerThread):
     Args:
         name: `http://host:port/v1#model` or `openai:MODEL`.
         config: limits, retries, prices, cache and key of the endpoint.
-        clock: clock in seconds, for tests.
-        sleep: asynchronous sleep, for tests.
 
     Raises:
         PolicyError: if the name is invalid or the key is missing.
     """
 
-    def __init__(
-        self,
-        name: str,
-        config: EndpointConfig | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    ) -> None:
+    def __init__(self, name: str, config: EndpointConfig | None = None) -> None:
         self.config = config or EndpointConfig()
         base, self.model = parse_name(name)
         key_variable = self.config.key_env or ("OPENAI_API_KEY" if name.startswith("openai:") else None)
@@ -202,7 +192,7 @@ class EndpointClient(ServerThread):
         self.bill = Bill(cost=0.0, saved=0.0) if self.prices else Bill()
         self.cache = AnswerCache(self.config.cache) if self.config.cache is not None else None
         self._window = Window(self.config.requests_per_minute, self.config.tokens_per_minute)
-        super().__init__(name, base, self.config, key, " (endpoint.timeout)", clock=clock, sleep=sleep)
+        super().__init__(name, base, self.config, key, " (endpoint.timeout)")
 
     def reset_in_child(self, state: object) -> None:
         """Forget the requests of the parent, too."""
@@ -237,11 +227,6 @@ class EndpointClient(ServerThread):
 
     async def _answer(self, request: Mapping[str, Any], batch: RequestBatch) -> Reply:
         """Return the reply from the cache, an equal request in flight, or the server."""
-        reply = await self._find_or_send(request, batch)
-        self.bill.refused += "refusal" in reply.message
-        return reply
-
-    async def _find_or_send(self, request: Mapping[str, Any], batch: RequestBatch) -> Reply:
         self.bill.asked += 1
         body = {**request, "model": self.model, **self.config.parameters}
         body = {name: value for name, value in body.items() if value is not None}
@@ -253,15 +238,17 @@ class EndpointClient(ServerThread):
             reply = Reply(**cached_reply)
             if self.bill.saved is not None:
                 self.bill.saved += self._price(reply)
-            return reply
         else:
             task = self._flying[key] = asyncio.create_task(self._send_and_cache(key, body, batch))
             task.add_done_callback(lambda done: self._on_done(key, done))
-        try:
-            return await asyncio.shield(task)  # other requests may await the same task
-        except asyncio.CancelledError:
-            batch.error = PolicyError(f"{self.name}: stopped")
-            raise
+        if task is not None:
+            try:
+                reply = await asyncio.shield(task)  # other requests may await the same task
+            except asyncio.CancelledError:
+                batch.error = PolicyError(f"{self.name}: stopped")
+                raise
+        self.bill.refused += "refusal" in reply.message
+        return reply
 
     def _on_done(self, key: str, task: asyncio.Task[Reply]) -> None:
         del self._flying[key]
@@ -318,11 +305,11 @@ class EndpointClient(ServerThread):
             while True:
                 if batch.error is not None:
                     raise batch.error
-                now = self._clock()
+                now = self.clock()
                 seconds = max(self._quiet_until - now, self._window.wait(now, tokens))
                 if seconds <= 0:
                     return self._window.take(now, tokens)
-                await self._sleep(seconds)
+                await self.sleep(seconds)
 
     def _read(self, response: httpx.Response, prompt: int, max_new_tokens: int) -> Reply:
         """Parse the reply of a response.

@@ -340,13 +340,9 @@ class RewardModel:
 
     def score_ids(self, rows: Sequence[Row]) -> np.ndarray:
         """Return float64 scores (rows, objectives) of encoded rows."""
-        index_of = {
-            row: index
-            for index, row in enumerate(
-                dict.fromkeys((tuple(prompt_ids), tuple(reply_ids)) for prompt_ids, reply_ids in rows)
-            )
-        }
-        distinct = list(index_of)  # rollouts of a sharp policy are often equal
+        keys = [(tuple(prompt_ids), tuple(reply_ids)) for prompt_ids, reply_ids in rows]
+        distinct = list(dict.fromkeys(keys))  # rollouts of a sharp policy are often equal
+        index_of = {row: index for index, row in enumerate(distinct)}
         scores = np.zeros((len(distinct), len(self.objectives)))
         order = sorted(range(len(distinct)), key=lambda i: -len(distinct[i][0]) - len(distinct[i][1]))
         while order:
@@ -356,7 +352,7 @@ class RewardModel:
             packed = pack_rows([distinct[i] for i in batch], self.head.pooling, self.pad, self.model.device)
             with torch.inference_mode():
                 scores[batch] = self._scorer(*packed).double().cpu().numpy()
-        return scores[[index_of[tuple(prompt_ids), tuple(reply_ids)] for prompt_ids, reply_ids in rows]]
+        return scores[[index_of[key] for key in keys]]
 
     def encode(self, prompt: Prompt, completion: Prompt) -> Row:
         """Return the ids of a row. Raises `PolicyError` like `score`."""

@@ -51,27 +51,21 @@ class ServerThread(LoopThread):
         config: Limits and retries.
         key: Key that is sent as bearer token.
         hint: Name of the setting of the timeout, for errors.
-        clock: Clock in seconds, for tests.
-        sleep: Asynchronous sleep, for tests.
 
     Attributes:
         slots: Semaphore of the concurrent requests.
         retries: Requests that were repeated so far.
+        clock: Clock in seconds.
+        sleep: Asynchronous sleep.
     """
 
+    clock: Callable[[], float] = staticmethod(time.monotonic)
+    sleep: Callable[[float], Awaitable[None]] = staticmethod(asyncio.sleep)
+
     def __init__(
-        self,
-        name: str,
-        base: str,
-        config: EndpointConfig | SamplerConfig,
-        key: str | None = None,
-        hint: str = "",
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        self, name: str, base: str, config: EndpointConfig | SamplerConfig, key: str | None = None, hint: str = ""
     ) -> None:
         self.base, self.server, self._key, self._hint = base, config, key, hint
-        self._clock, self._sleep = clock, sleep
         self._rng = Random()
         self._quiet_until = 0.0
         self.retries = 0
@@ -135,10 +129,10 @@ class ServerThread(LoopThread):
                 complete += error.complete
                 if complete > COMPLETE_RETRIES:
                     break
-                self._quiet_until = max(self._quiet_until, self._clock() + after)
+                self._quiet_until = max(self._quiet_until, self.clock() + after)
                 if number < self.server.retries:
                     self.retries += 1
-                    await self._sleep(after + backoff(number, longest, self._rng))
+                    await self.sleep(after + backoff(number, longest, self._rng))
         raise PolicyError(f"{self.name} gave no answer in {number + 1} tries, the last: {reason} ({hint})")
 
     def close(self) -> None:
