@@ -6,6 +6,7 @@ import pytest
 from fake_policy import FakePolicy
 from hypothesis import example, given
 from hypothesis import strategies as st
+from memories import working_memory
 
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.prompts import CORE_CUT, observe, render_view
@@ -13,24 +14,11 @@ from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, DataError, InvalidContent
 from memalpha.policy.chat.text import format_call
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.store.embedding import HashEmbedder
-from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
-from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.types import Chunk, Completion
 
 CONFIG = AgentConfig(prompt="compact", embedder="hash", view_related=2, view_recent=3)
-SCHEMA = load_schema("mem-alpha")
-
-
-def memory(*contents: str) -> WorkingMemory:
-    fresh = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(64))
-    for content in contents:
-        fresh.insert("semantic", content)
-    return fresh
-
-
 FACTS = ["city: Oslo", "pet: cat", "job: nurse", "car: Volvo", "book: Dune", "band: Blur"]
 
 
@@ -45,7 +33,7 @@ COUNTS = {"characters": len, "bytes": lambda text: len(text.encode()), "words": 
 @example(budget=1, core="Ana", count="characters")
 @example(budget=1024, core=" ".join(["abcdefghijklmno"] * 300), count="bytes")
 def test_view_keeps_the_budget_whatever_the_core_memory(style, budget, core, count):
-    target = memory(*FACTS)
+    target = working_memory(*FACTS)
     target.core_update(core)
     config = CONFIG.model_copy(update={"view_tokens": budget, "prompt": style})
     seen = observe(target, Chunk(text="my pet"), config, COUNTS[count])
@@ -59,7 +47,7 @@ def test_view_keeps_the_budget_whatever_the_core_memory(style, budget, core, cou
 
 
 def test_a_core_memory_is_cut_after_a_line_or_else_a_word():
-    target = memory(*FACTS)
+    target = working_memory(*FACTS)
     config = CONFIG.model_copy(update={"view_tokens": 400, "prompt": "full"})
     for gap, word in (("\n", "one two three"), (" ", "four-five")):
         target.core_update(gap.join([word] * 60))
@@ -104,7 +92,7 @@ def test_a_fact_of_two_users_is_two_entries_and_read_again_one(fact):
 def test_a_chunk_whose_timestamp_is_no_date_is_the_callers_mistake():
     policy = script()
     with pytest.raises(InvalidContent, match="'May 1st' is no ISO 8601"):
-        MemoryAgent(policy, memory(), CONFIG).read("I moved to Rome.", timestamp="May 1st")
+        MemoryAgent(policy, working_memory(), CONFIG).read("I moved to Rome.", timestamp="May 1st")
     assert policy.batches == []
 
 
@@ -118,9 +106,7 @@ def test_a_chunk_whose_timestamp_is_no_date_is_the_callers_mistake():
 @pytest.mark.parametrize("durable", [False, True])
 def test_the_store_decides_its_schema_and_embedder(named, says, durable):
     life = load_schema("life")
-    store = WorkingMemory(MemoryState.empty(life), HashEmbedder(16))
-    if durable:
-        store = MemoryStore.open(":memory:", life, "hash")
+    store = MemoryStore.open(":memory:", life, "hash") if durable else working_memory(schema=life)
     with pytest.raises(ConfigError, match=says):
         MemoryAgent(ScriptedPolicy("add-all"), store, AgentConfig(**named))
     own = AgentConfig(memory_schema="life", embedder="hash")
@@ -148,8 +134,7 @@ def test_what_was_changed_since_it_was_shown_is_not_changed_by_a_proposal(backen
             ]
             return [Completion("".join(format_call(*call) for call in calls)) for _ in requests]
 
-    fresh = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(64))
-    memory = MemoryStore.open(":memory:", embedder="hash") if backend == "store" else fresh
+    memory = MemoryStore.open(":memory:", embedder="hash") if backend == "store" else working_memory()
     ids = [memory.insert("semantic", text).id for text in ("Ana lives in Porto.", "Tom has a dog.", "Eva sings.")]
     agent = MemoryAgent(Fixed("add-all"), memory)
     proposal = agent.propose("Ana: Faro it is.")

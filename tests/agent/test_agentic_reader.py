@@ -9,6 +9,7 @@ import pytest
 from fake_policy import FakePolicy
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memories import working_memory
 from standin import StandIn
 from talk import TASK
 from tiny import tiny_policy
@@ -23,20 +24,10 @@ from memalpha.qa.from_config import run_evaluation
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Record, Report
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.memory import WorkingMemory
-from memalpha.store.schema import load_schema
-from memalpha.store.state import MemoryState
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.types import SampleRequest
 
 CONTENTS = ("city: Oslo", "pet: cat", "job: baker", "car: red", "sister: Mara", "tea: green")
-
-
-def memory(*contents: str) -> WorkingMemory:
-    fresh = WorkingMemory(MemoryState.empty(load_schema("mem-alpha")), HashEmbedder(64))
-    for number, content in enumerate(contents or CONTENTS):
-        fresh.insert("semantic", content, timestamp=f"2024-05-0{number + 1}")
-    return fresh
 
 
 def searching(*replies: str, k: int = 1, **options) -> tuple[PolicyReader, FakePolicy]:
@@ -56,7 +47,7 @@ def prompt_of(request: SampleRequest) -> str:
 
 def test_it_searches_until_it_knows_and_the_answer_says_how():
     reader, policy = searching(call("pet"), call("sister"), "Mara")
-    (answer,) = reader.answer([("Which city?", memory())])
+    (answer,) = reader.answer([("Which city?", working_memory(*CONTENTS))])
     assert answer.text == "Mara" and reader.name == "agentic:fake"
     assert [search.query for search in answer.searches] == ["pet", "sister"]
     assert [hit.entry.content for hit in answer.hits] == ["city: Oslo", "pet: cat", "sister: Mara"]
@@ -85,7 +76,7 @@ def test_it_searches_until_it_knows_and_the_answer_says_how():
 )
 def test_calls_that_lead_nowhere_end_in_an_answer_without_the_tool(replies, queries):
     reader, policy = searching(*replies, searches=2)
-    (answer,) = reader.answer([("Which city?", memory())])
+    (answer,) = reader.answer([("Which city?", working_memory(*CONTENTS))])
     assert answer.text == "Oslo" and [search.query for search in answer.searches] == queries
     assert not policy.requests[-1].tools and policy.requests[-1].max_new_tokens == 32
     assert "search_memory" not in prompt_of(policy.requests[-1])
@@ -101,7 +92,7 @@ REPLIES = st.lists(
 def test_there_are_never_more_searches_than_allowed_and_always_an_answer(replies, searches, questions):
     policy = FakePolicy(lambda request: replies[len(policy.requests) % len(replies)])
     reader = PolicyReader(policy, ReaderConfig(kind="agentic", k=2, searches=searches))
-    answers = reader.answer([(f"Question {number}?", memory()) for number in range(questions)])
+    answers = reader.answer([(f"Question {number}?", working_memory(*CONTENTS)) for number in range(questions)])
     assert len(answers) == questions and len(policy.requests) <= questions * (searches + 1)
     assert len(policy.batches) <= searches + 1, "open questions are asked together"
     for answer in answers:
@@ -116,20 +107,24 @@ def test_there_are_never_more_searches_than_allowed_and_always_an_answer(replies
 @given(st.text(max_size=30))
 def test_a_model_that_never_learnt_to_search_answers_all_the_same(question):
     reader = load_reader(ReaderConfig(kind="agentic", prompt="full", max_new_tokens=4, searches=2), tiny_policy())
-    answers = reader.answer([(question, memory()), ("Which city?", memory())])
+    answers = reader.answer([(question, working_memory(*CONTENTS)), ("Which city?", working_memory(*CONTENTS))])
     assert len(answers) == 2 and all(len(answer.searches) <= 2 and answer.hits for answer in answers)
 
 
-def test_a_policy_of_one_bare_message_makes_no_searches():
-    with pytest.raises(ConfigError, match="makes no searches"):
-        PolicyReader(FakePolicy(lambda _: ""), ReaderConfig(kind="agentic", prompt="compact"))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"kind": "agentic"}, r"reader\.kind.* makes no searches"), ({"kind": "policy", "cite": True}, r"reader\.cite")],
+)
+def test_a_policy_of_one_bare_message_makes_no_searches_and_cites_nothing(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        PolicyReader(FakePolicy(lambda _: ""), ReaderConfig(prompt="compact", **settings))
 
 
 @given(st.integers(1, 60))
 def test_the_whole_memory_is_shown_as_far_as_it_fits(tokens):
     policy = FakePolicy(lambda _: "Oslo")
     reader = PolicyReader(policy, ReaderConfig(kind="full-memory", prompt="compact", k=1, context_tokens=tokens))
-    (answer,) = reader.answer([("Which city?", memory())])
+    (answer,) = reader.answer([("Which city?", working_memory(*CONTENTS))])
     shown = [hit.entry.content for hit in answer.hits]
     assert answer.left_out == len(CONTENTS) - len(shown) and shown == list(CONTENTS[answer.left_out :])
     assert prompt_of(policy.requests[0]).splitlines()[1:-1] == [

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from memalpha.agent.prompts import order_notes, question_with_choices
 from memalpha.agent.reader import Cited, ExtractiveReader, PolicyReader, RetrievedMemory, parse_cited
 from memalpha.config import ReaderConfig
-from memalpha.errors import ConfigError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.types import Hit, MemoryEntry, Question
 
@@ -84,8 +83,3 @@ def test_a_reply_without_an_answer_line_says_nothing():
     reader = PolicyReader(ScriptedPolicy("fixed", text="Porto"), ReaderConfig(kind="policy", cite=True))
     [answer] = reader.answer([("Where?", RetrievedMemory(()))])
     assert (answer.text, answer.abstained) == ("", False)
-
-
-def test_a_compact_reader_cannot_cite():
-    with pytest.raises(ConfigError, match=r"reader\.cite"):
-        PolicyReader(ScriptedPolicy("fixed"), ReaderConfig(kind="policy", prompt="compact", cite=True))

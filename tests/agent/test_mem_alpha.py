@@ -8,6 +8,7 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memories import SCHEMA, working_memory
 
 from memalpha.agent import mem_alpha
 from memalpha.agent.agent import MemoryAgent, build_request
@@ -21,30 +22,20 @@ from memalpha.errors import ConfigError
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.memory_reward import MemoryReward
-from memalpha.store.embedding import load_embedder
-from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
-from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.types import Chunk, Completion, Observation, Task, ToolCall, Trajectory, ViewEntry
 
-SCHEMA = load_schema("mem-alpha")
 AGENT = AgentConfig(prompt="mem-alpha", embedder="hash")
 CHUNK = Chunk(text="Ana: I moved to Porto.", timestamp="2024-05-01")
-
-
-def memory() -> WorkingMemory:
-    return WorkingMemory(MemoryState.empty(SCHEMA), load_embedder("hash"))
 
 
 def insert(content, kind="semantic_memory", **more) -> str:
     return format_block("new_memory_insert", {"memory_type": kind, "content": content, **more})
 
 
-def outcomes(*replies: str, into: WorkingMemory | None = None) -> list[tuple[str, str]]:
-    target = into or memory()
-    turns = [act(target, CHUNK, Completion(reply), form="mem-alpha") for reply in replies]
-    return [(result.call.name, result.code) for turn in turns for result in turn.results]
+def codes(reply: str) -> list[str]:
+    return [result.code for result in act(working_memory(), CHUNK, Completion(reply), form="mem-alpha").results]
 
 
 # ------------------------------------------------------------------------------------------------------------ messages
@@ -90,7 +81,7 @@ def test_tools_have_the_published_names_parameters_and_order():
 
 
 def test_the_view_is_the_last_five_of_each_kind():
-    store = memory()
+    store = working_memory()
     for number in range(8):
         store.insert("semantic", f"fact {number}")
     store.insert("episodic", "event")
@@ -133,7 +124,7 @@ def test_the_view_is_the_last_five_of_each_kind():
     ],
 )
 def test_one_recorded_call(reply, code):
-    assert [result for _, result in outcomes(reply)] == [code]
+    assert codes(reply) == [code]
 
 
 def test_published_rewards_count_calls_as_their_executor_does():
@@ -146,7 +137,7 @@ def test_published_rewards_count_calls_as_their_executor_does():
         format_block("memory_update", {"memory_type": "semantic_memory", "new_content": "a", "memory_id": "3f2a"}),
         "Done",
     ]
-    store = memory()
+    store = working_memory()
     turns = tuple(act(store, CHUNK, Completion(reply), form="mem-alpha") for reply in replies)
     trajectory = Trajectory(
         Task(id="t", chunks=(CHUNK,) * len(replies)), 0, turns, states=(store.state,) * len(replies), reward=None
@@ -183,7 +174,7 @@ def test_our_calls_in_either_style_read_back(calls):
 
 @given(st.text() | st.builds(lambda a, b: f"{a}{FUNCTION}: new_memory_insert\n{ARGS}: {b}", st.text(), st.text()))
 def test_no_reply_raises(text):
-    outcomes(text)
+    codes(text)
 
 
 def test_updates_name_the_kind_that_the_view_shows():

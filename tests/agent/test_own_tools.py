@@ -7,6 +7,7 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+from memories import SCHEMA, working_memory
 from merge_tool import Merge
 from pydantic import Field, ValidationError
 
@@ -17,15 +18,9 @@ from memalpha.agent.tools import TOOLS, Tool, execute, load_tools, read_call
 from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.store.embedding import HashEmbedder
-from memalpha.store.memory import WorkingMemory
-from memalpha.store.schema import load_schema
-from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.train.algorithms.credit import operations_by_call
 from memalpha.types import Chunk, Observation, ToolCall
-
-SCHEMA = load_schema("mem-alpha")
 
 
 class NoLine(Merge):
@@ -120,10 +115,7 @@ def test_a_line_of_too_few_words_is_malformed():
 
 @pytest.mark.parametrize("kind", ["store", "value"])
 def test_operations_happen_together_or_not_at_all(kind):
-    if kind == "store":
-        memory = MemoryStore.open(":memory:", embedder="hash")
-    else:
-        memory = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(16))
+    memory = MemoryStore.open(":memory:", embedder="hash") if kind == "store" else working_memory()
     first, second = memory.insert("semantic", "tea").id, memory.insert("semantic", "milk").id
     before = memory.state
 

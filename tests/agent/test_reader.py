@@ -8,6 +8,7 @@ import pytest
 from fake_policy import FakePolicy
 from hypothesis import given
 from hypothesis import strategies as st
+from memories import working_memory
 
 from memalpha import MemoryAgent, MemoryStore
 from memalpha.agent.copying_reader import CopyReader, copy_answer
@@ -21,21 +22,8 @@ from memalpha.agent.reader import (
     states_several_values,
 )
 from memalpha.config import AgentConfig, ReaderConfig
-from memalpha.store.embedding import HashEmbedder
-from memalpha.store.memory import WorkingMemory
-from memalpha.store.schema import load_schema
-from memalpha.store.state import MemoryState
 from memalpha.store.values import contains, is_abstention, is_same, key_value, normalize
 from memalpha.types import Completion, Hit, MemoryEntry
-
-SCHEMA = load_schema("mem-alpha")
-
-
-def memory(*contents: str, category="semantic") -> WorkingMemory:
-    fresh = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(64))
-    for number, content in enumerate(contents):
-        fresh.insert(category, content, timestamp=f"2024-05-0{number + 1}")
-    return fresh
 
 
 def fixed(text: str) -> FakePolicy:
@@ -47,13 +35,14 @@ def test_an_answer_says_whether_it_was_cut():
         policy = FakePolicy(lambda _, stop=stop: Completion("Oslo", stop_reason=stop))
         for cite in (False, True):
             reader = PolicyReader(policy, ReaderConfig(cite=cite))
-            (answer,) = reader.answer([("Where?", memory("city: Oslo"))])
+            (answer,) = reader.answer([("Where?", working_memory("city: Oslo"))])
             assert answer.truncated == (stop == "length") and answer.hits
 
 
 def test_equal_prompts_are_asked_once():
     policy = fixed("Oslo")
-    one, two, other = memory("city: Oslo"), memory("city: Oslo"), memory("city: Rome")
+    assert PolicyReader(policy).answer([]) == [] and policy.requests == []
+    one, two, other = working_memory("city: Oslo"), working_memory("city: Oslo"), working_memory("city: Rome")
     items = [("Where?", one), ("Where?", two), ("Where?", other), ("When?", one)]
     answers = PolicyReader(policy, ReaderConfig(prompt="compact")).answer(items)
     assert len(policy.requests) == 3 and len(answers) == 4
@@ -63,16 +52,17 @@ def test_equal_prompts_are_asked_once():
 
 
 def test_thinking_is_no_answer_and_unknown_abstains():
-    (answer,) = PolicyReader(fixed("<think>Oslo?</think>\n unknown ")).answer([("Where?", memory("city: Oslo"))])
+    items = [("Where?", working_memory("city: Oslo"))]
+    (answer,) = PolicyReader(fixed("<think>Oslo?</think>\n unknown ")).answer(items)
     assert answer.text == "unknown" and answer.abstained
-    (answer,) = PolicyReader(fixed("  ")).answer([("Where?", memory("city: Oslo"))])
+    (answer,) = PolicyReader(fixed("  ")).answer(items)
     assert answer.text == "" and not answer.abstained
 
 
 @given(text=st.lists(st.sampled_from(["Porto", "city", "2024", "punska", "Yes", ".", "3"]), max_size=3).map(" ".join))
 def test_what_a_small_policy_answers_stands_in_the_entries_or_is_quoted(text):
     words = set(re.findall(r"\w+", text.lower()))
-    items = [("Which city is mine?", memory("city: Porto"))]
+    items = [("Which city is mine?", working_memory("city: Porto"))]
     (answer,) = default_reader(fixed(text), AgentConfig(prompt="compact")).answer(items)
     is_shown = words <= {"city", "porto", "2024", "05", "01", "yes", "no"} and words
     assert answer.text == (text if is_shown else "Porto") and not answer.abstained
@@ -81,7 +71,7 @@ def test_what_a_small_policy_answers_stands_in_the_entries_or_is_quoted(text):
 
 
 def test_a_small_policy_takes_its_answer_from_the_best_entries():
-    items = [("Which is my home city?", memory("home city: Porto", "home city as a child: Faro", "dog: Rex"))]
+    items = [("Which is my home city?", working_memory("home city: Porto", "home city as a child: Faro", "dog: Rex"))]
     for text, right in (("Faro", "Faro"), ("Rex", "Porto"), ("unknown", "unknown")):
         (answer,) = default_reader(fixed(text), AgentConfig(prompt="compact")).answer(items)
         assert answer.text == right and answer.abstained == (text == "unknown")
@@ -91,22 +81,19 @@ def test_a_small_policy_takes_its_answer_from_the_best_entries():
         ("How many bat boxes?", ("bat boxes: 12",), "12"),
         ("How many cats?", ("dog: Rex",), "unknown"),
     ):
-        (answer,) = default_reader(fixed("7"), AgentConfig(prompt="compact")).answer([(question, memory(*contents))])
+        (answer,) = default_reader(fixed("7"), AgentConfig(prompt="compact")).answer(
+            [(question, working_memory(*contents))]
+        )
         assert answer.text == right and answer.abstained == (right == "unknown")
 
 
 def test_a_sentence_that_is_kept_for_two_facts_is_read_once():
-    kept = WorkingMemory(MemoryState.empty(SCHEMA), HashEmbedder(64))
+    kept = working_memory()
     for note in ("city: Porto", "home: Porto"):
         kept.insert("semantic", "I moved to Porto in May", timestamp="2024-05-01", metadata={"note": note})
     (answer,) = default_reader(fixed("Porto"), AgentConfig(prompt="compact")).answer([("Where do I live?", kept)])
     assert len(kept.list()) == 2 and [hit.entry.content for hit in answer.hits] == ["I moved to Porto in May"]
     assert answer.prompt.count("I moved") == 1
-
-
-def test_no_questions_is_no_call():
-    policy = fixed("x")
-    assert PolicyReader(policy).answer([]) == [] and policy.requests == []
 
 
 def conflicts(text, target, rule="refuse"):
@@ -115,37 +102,30 @@ def conflicts(text, target, rule="refuse"):
 
 
 def test_two_live_values_in_one_slot_are_a_conflict():
-    both = memory("city: Oslo", "City : Rome", "pet: cat")
+    both = working_memory("city: Oslo", "City : Rome", "pet: cat")
     assert conflicts("Oslo", both) and conflicts("You live in Rome now.", both)
     assert not conflicts("cat", both)  # another slot
     assert not conflicts("Oslo", both, rule="keep")
     assert not conflicts("unknown", both)  # an abstention comes from no slot
-    assert not conflicts("Oslo", memory("city: Oslo", "CITY: oslo."))  # one value, written twice
-    assert not conflicts("Oslo", memory("trip: Oslo", "trip: Rome", category="episodic"))  # events add up
+    assert not conflicts("Oslo", working_memory("city: Oslo", "CITY: oslo."))  # one value, written twice
+    assert not conflicts("Oslo", working_memory("trip: Oslo", "trip: Rome", category="episodic"))  # events add up
 
 
 def test_without_the_conflict_rule_the_newest_wins():
-    target = memory("city: Oslo", "City: Rome", "pet: cat")
+    target = working_memory("city: Oslo", "City: Rome", "pet: cat")
     policy = fixed("Rome")
     PolicyReader(policy, ReaderConfig(prompt="compact", conflicts="newest")).answer([("Which city?", target)])
     shown = policy.requests[0].messages[0]["content"]
     assert shown == "facts\nCity: Rome (2024-05-02)\npet: cat (2024-05-03)\nask: Which city?"
     (answer,) = ExtractiveReader(ReaderConfig(conflicts="newest")).answer([("Which city is home?", target)])
     assert answer.text == "Rome" and not answer.conflict
-    trips = memory("trip: Oslo", "trip: Rome", category="episodic")
+    trips = working_memory("trip: Oslo", "trip: Rome", category="episodic")
     (answer,) = PolicyReader(fixed("2"), ReaderConfig(conflicts="newest")).answer([("How many trips?", trips)])
     assert len(answer.hits) == 2  # events add up
 
 
-def test_an_entry_that_was_not_retrieved_conflicts_too():
-    (answer,) = PolicyReader(fixed("Oslo"), ReaderConfig(k=1, conflicts="refuse")).answer(
-        [("Oslo city", memory("city: Oslo", "city: Rome"))]
-    )
-    assert [hit.entry.content for hit in answer.hits] == ["city: Oslo"] and answer.conflict
-
-
 def test_the_extractive_floor():
-    target = memory("city: Oslo", "pet: cat")
+    target = working_memory("city: Oslo", "pet: cat")
     target.insert("episodic", "trip: Rome", timestamp="2024-04-30")
     target.insert("episodic", "trip: Lima", timestamp="2024-05-02")
     target.insert("semantic", "I bought a red bicycle.")
@@ -256,7 +236,7 @@ def shown(*contents: str) -> tuple[Hit, ...]:
 
 def test_reading_is_apart_from_retrieval():
     """What is read is what is shown: counts too, while a memory that is asked as a whole is counted as a whole."""
-    trips = memory("trip: Oslo", "trip: Rome", "trip: Lima", category="episodic")
+    trips = working_memory("trip: Oslo", "trip: Rome", "trip: Lima", category="episodic")
     reader = ExtractiveReader(ReaderConfig(k=2))
     (whole,) = reader.answer([("How many trips?", trips)])
     (part,) = reader.answer([("How many trips?", RetrievedMemory(shown("trip: Oslo", "trip: Rome")))])
@@ -275,6 +255,10 @@ def test_conflicts_are_looked_for_in_all_that_is_live_where_that_is_known():
         [("Which city?", RetrievedMemory(hits)), ("Which city?", RetrievedMemory(hits, live=lambda: live))]
     )
     assert [answer.conflict for answer in answers] == [False, True]
+    (answer,) = ExtractiveReader(ReaderConfig(k=1, conflicts="refuse")).answer(
+        [("Which city?", working_memory("city: Oslo", "city: Rome"))]
+    )
+    assert len(answer.hits) == 1 and answer.conflict
 
 
 def test_the_copying_floor():
@@ -286,7 +270,7 @@ def test_the_copying_floor():
     assert nothing.abstained and nothing.text == "unknown"
     assert copy_answer("When was it?", "last year", "2024-05-01T10:00") == "2023"
     assert copy_answer("When was it?", "It was on a Sunday", None) == "Sunday"
-    (asked,) = CopyReader().answer([("When did Ana move?", memory("Ana moved next week"))])
+    (asked,) = CopyReader().answer([("When did Ana move?", working_memory("Ana moved next week"))])
     assert asked.text == "the week after 1 May 2024"
     told = {
         "It was two weeks ago": "17 April 2024", "three months ago": "February 2024", "a year ago": "2023",
@@ -306,7 +290,7 @@ def test_the_copying_floor():
 
 
 def test_the_copier_follows_the_rule_on_conflicts():
-    items = [("What is the city?", memory("city: Rome", "city: Oslo"))]
+    items = [("What is the city?", working_memory("city: Rome", "city: Oslo"))]
     for rule, answer, conflict in [("keep", None, False), ("refuse", None, True), ("newest", "Oslo", False)]:
         (read,) = CopyReader(ReaderConfig(kind="copy", conflicts=rule)).answer(items)
         assert read.conflict == conflict

@@ -3,26 +3,15 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from memories import SCHEMA, working_memory
 
 from memalpha.agent.parsing import parse_calls
 from memalpha.agent.tools import TOOLS, execute, read_call, tool_schemas
 from memalpha.errors import StoreError
 from memalpha.policy.chat.text import describe_tools
-from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import WorkingMemory
-from memalpha.store.schema import load_schema
-from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation, ToolCall
-
-SCHEMA = load_schema("mem-alpha")
-
-
-def memory(*contents: str, **rule: bool) -> WorkingMemory:
-    fresh = WorkingMemory(MemoryState.empty(SCHEMA, **rule), HashEmbedder(16))
-    for content in contents:
-        fresh.insert("semantic", content, timestamp="2024-01-01")
-    return fresh
 
 
 def run(target, name, strict=False, **arguments):
@@ -34,7 +23,7 @@ def run(target, name, strict=False, **arguments):
 
 
 def test_insert_update_delete_and_core():
-    target = memory()
+    target = working_memory()
     result, operation = run(target, "memory_insert", category="semantic", content=" city: Oslo ")
     assert (result.code, result.content, result.category, result.before) == ("inserted", "city: Oslo", "semantic", None)
     entry = target.get(result.entry_id)
@@ -54,7 +43,7 @@ def test_insert_update_delete_and_core():
 
 
 def test_an_update_takes_the_date_it_was_read_at_and_an_insert_may_name_its_own():
-    target = memory("city: Oslo")
+    target = working_memory("city: Oslo", month="2024-01")
     run(target, "memory_update", id=target.list()[0].id, content="city: Rome")
     run(target, "memory_insert", category="episodic", content="trip: Rome", timestamp="2024-04-30")
     assert [entry.timestamp for entry in target.list()] == ["2024-05-01", "2024-04-30"]
@@ -62,7 +51,7 @@ def test_an_update_takes_the_date_it_was_read_at_and_an_insert_may_name_its_own(
 
 @pytest.mark.parametrize("durable", [False, True])
 def test_a_duplicate_names_the_entry_that_is_there_and_changes_nothing(durable):
-    target = MemoryStore.open(":memory:", embedder="hash") if durable else memory(unique_contents=True)
+    target = MemoryStore.open(":memory:", embedder="hash") if durable else working_memory(unique_contents=True)
     oslo, cat = (target.insert("semantic", content, timestamp="2024-01-01") for content in ("city: Oslo", "pet: cat"))
     before = target.state
     calls = [
@@ -96,7 +85,7 @@ def test_a_duplicate_names_the_entry_that_is_there_and_changes_nothing(durable):
     ],
 )
 def test_mistakes_have_codes_and_change_nothing(name, arguments, code):
-    target = memory("city: Oslo")
+    target = working_memory("city: Oslo", month="2024-01")
     before = target.state
     result, operation = run(target, name, strict=True, **arguments)
     assert not result.ok and result.code == code and result.message
@@ -112,13 +101,13 @@ def test_mistakes_have_codes_and_change_nothing(name, arguments, code):
     ],
 )
 def test_a_fact_survives_its_optional_arguments_which_are_named(argument, value):
-    target = memory("city: Oslo")
+    target = working_memory("city: Oslo", month="2024-01")
     fact = {"category": "semantic", "content": "pet: cat"}
     result, operation = run(target, "memory_insert", **fact, **{argument: value})
     assert result.ok and result.code == "inserted" and operation is not None
     assert (operation.content, operation.timestamp, operation.importance) == ("pet: cat", "2024-05-01", 1.0)
     assert (argument in result.message) == ((argument, value) != ("importance", None))
-    strict_result, _ = run(memory(), "memory_insert", strict=True, **fact, **{argument: value})
+    strict_result, _ = run(working_memory(), "memory_insert", strict=True, **fact, **{argument: value})
     assert strict_result.ok == ((argument, value) == ("importance", None))
     for name, more in (("memory_update", {"content": "city: Rome"}), ("memory_delete", {})):
         if argument != "id":
@@ -129,7 +118,7 @@ def test_a_fact_survives_its_optional_arguments_which_are_named(argument, value)
 @pytest.mark.parametrize("name", ["memory_insert", "memory_update", "core_memory_update"])
 def test_the_example_of_a_prompt_that_spells_tools_out_is_no_fact(name):
     """An untrained SmolLM2 repeated the example; its values are the descriptions of the parameters."""
-    target = memory("city: Oslo")
+    target = working_memory("city: Oslo", month="2024-01")
     function = next(tool for tool in tool_schemas(SCHEMA) if tool["function"]["name"] == name)
     (call,) = parse_calls(describe_tools([function]).split("your own values:")[1])
     call = ToolCall(name, call.arguments | ({"id": target.list()[0].id} if "id" in call.arguments else {}))
@@ -139,13 +128,13 @@ def test_the_example_of_a_prompt_that_spells_tools_out_is_no_fact(name):
     assert [entry.content for entry in target.list()] == ["city: Oslo"] and target.core == ""
 
 
-def test_a_broken_store_is_no_mistake_of_the_model():
-    class Broken(WorkingMemory):
-        def apply(self, operation):
-            raise StoreError("disk full")
+def test_a_broken_store_is_no_mistake_of_the_model(monkeypatch):
+    def fail(*_):
+        raise StoreError("disk full")
 
+    monkeypatch.setattr(WorkingMemory, "apply", fail)
     with pytest.raises(StoreError, match="disk full"):
-        run(Broken(MemoryState.empty(SCHEMA), HashEmbedder(16)), "memory_insert", category="semantic", content="x")
+        run(working_memory(), "memory_insert", category="semantic", content="x")
 
 
 @given(
@@ -161,7 +150,7 @@ def test_a_broken_store_is_no_mistake_of_the_model():
     ),
 )
 def test_no_arguments_raise_and_operations_replay(name, arguments):
-    target = memory("city: Oslo")
+    target = working_memory("city: Oslo", month="2024-01")
     before = target.state
     result, operation = run(target, name, **arguments)
     assert (operation is not None) == (result.code in ("inserted", "updated", "deleted", "core_updated"))

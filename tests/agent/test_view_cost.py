@@ -7,25 +7,21 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memories import working_memory
 
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.prompts import observe, render_view
 from memalpha.config import AgentConfig
 from memalpha.store.embedding import load_embedder
-from memalpha.store.memory import Memory, WorkingMemory
-from memalpha.store.schema import load_schema
-from memalpha.store.state import MemoryState
+from memalpha.store.memory import Memory
 from memalpha.store.store import MemoryStore
 from memalpha.types import Chunk, ViewEntry
 
-SCHEMA = load_schema("mem-alpha")
 WORDS = ("Oslo", "cat", "nurse", "Volvo", "Dune", "Blur", "tea")
 
 
 def new_memory(kind: str) -> Memory:
-    if kind == "store":
-        return MemoryStore.open(":memory:", SCHEMA, "hash")
-    return WorkingMemory(MemoryState.empty(SCHEMA), load_embedder("hash"))
+    return MemoryStore.open(":memory:", embedder="hash") if kind == "store" else working_memory()
 
 
 @contextmanager

@@ -104,7 +104,7 @@ _events = st.lists(st.integers(0, 4), max_size=14)
 """Each event: submit that many requests, or collect once."""
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(events=_events, rows=st.integers(1, 6), tokens=st.sampled_from((40, 150, 10_000)))
 def test_any_arrivals_give_the_same_ids(known, events, rows, tokens):
     policy, requests, expected = known

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from fake_policy import FakePolicy
+from memories import working_memory
 from tiny import tiny_model, tiny_policy, tiny_tokenizer
 
 from memalpha.agent.reader import PolicyReader, default_reader
@@ -18,10 +19,6 @@ from memalpha.policy.reply_cache import AnswerCache, ReplyCache, keep_replies
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.reader import load_reader
 from memalpha.qa.scoring.judge import Item, Judge
-from memalpha.store.embedding import HashEmbedder
-from memalpha.store.memory import WorkingMemory
-from memalpha.store.schema import load_schema
-from memalpha.store.state import MemoryState
 from memalpha.types import Completion, SampleRequest
 
 
@@ -83,8 +80,7 @@ def test_threads_may_share_a_cache():
 
 
 def test_only_a_frozen_reader_keeps_answers(policy_folder):
-    memory = WorkingMemory(MemoryState.empty(load_schema("mem-alpha")), HashEmbedder(8))
-    memory.insert("semantic", "city: Oslo")
+    memory = working_memory("city: Oslo")
     for reader, calls in (
         (PolicyReader(counting()), 2),
         (load_reader(ReaderConfig(kind="policy"), counting()), 2),

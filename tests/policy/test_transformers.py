@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 import torch
 from huggingface_hub import constants
+from standin import HttpStandIn
 from tiny import exact_logprobs, tiny_model, tiny_policy, tiny_tokenizer
 
 from memalpha.errors import PolicyError
@@ -107,7 +106,7 @@ def test_a_name_that_nobody_has_is_refused_without_a_request(monkeypatch, name):
         load_policy(name)
 
 
-def test_a_hub_that_cannot_be_reached_is_said_without_its_clients_retries(monkeypatch, tmp_path):
+def test_a_hub_is_asked_if_it_answers_and_else_said_to_be_out_of_reach(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     monkeypatch.chdir(tmp_path)
@@ -115,40 +114,22 @@ def test_a_hub_that_cannot_be_reached_is_said_without_its_clients_retries(monkey
 
     def load(path, dtype, *, offline):
         asked.append(offline)
-        raise OSError("not here")
+        raise OSError("not cached" if offline else "no such repository")
 
     monkeypatch.setattr(model_files, "_load", load)
     with pytest.raises(PolicyError, match="hub cannot be reached: connect and try again, or give a directory"):
         load_policy("some-owner/some-name")
     assert asked == [True], "the hub's own client, with its retries, is not tried"
-
-
-def test_a_hub_that_answers_is_asked(monkeypatch):
-    asked = []
     monkeypatch.setattr(model_files, "hub_reachable", lambda: True)
-
-    def load(path, dtype, *, offline):
-        asked.append(offline)
-        raise OSError("not cached" if offline else "no such repository")
-
-    monkeypatch.setattr(model_files, "_load", load)
     with pytest.raises(PolicyError, match="no such repository"):
         load_policy("some-owner/some-name")
-    assert asked == [True, False]
+    assert asked == [True, True, False]
 
 
 def test_any_answer_of_the_hub_counts(monkeypatch):
-    class Refuse(BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            self.send_error(401)
-
-        def log_message(self, *args):
-            pass
-
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with HTTPServer(("127.0.0.1", 0), Refuse) as server:
-        threading.Thread(target=server.handle_request).start()
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with HttpStandIn(lambda method, path, body: (401, {}, b"")) as server:
+        monkeypatch.setattr(constants, "ENDPOINT", server.url)
         assert hub_reachable()
     assert not hub_reachable()

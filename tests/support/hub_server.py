@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+from standin import Answer, HttpStandIn
 
 TOKEN = "hf_write"
 
@@ -62,50 +62,24 @@ class Hub:
         return {"transfer": "basic", "objects": uploads}
 
 
-def _handler(hub: Hub) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_HEAD(self) -> None:
-            self._send(200, {})
-
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-                self._send(401, {"error": "who are you?"})
-            else:
-                self._send(200, hub.answer(self.path.partition("?")[0], body))
-
-        def do_PUT(self) -> None:
-            hub.objects[self.path[1:]] = self.rfile.read(int(self.headers["Content-Length"]))
-            self._send(200, {})
-
-        def _send(self, code: int, value: dict[str, Any]) -> None:
-            data = json.dumps(value).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(data)
-
-        def log_message(self, *words: Any) -> None:
-            pass
-
-    return Handler
-
-
 @contextmanager
 def hub_server() -> Iterator[Hub]:
     """Serve an empty hub inside the block."""
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
-    hub.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+
+    def respond(method: str, path: str, body: bytes) -> Answer:
+        status, value = 200, {}
+        if method == "GET":
+            return 501, {}, b""
+        if method == "PUT":
+            hub.objects[path[1:]] = body
+        elif method == "POST" and server.headers[-1].get("Authorization") != f"Bearer {TOKEN}":
+            status, value = 401, {"error": "who are you?"}
+        elif method == "POST":
+            value = hub.answer(path.partition("?")[0], body)
+        data = b"" if method == "HEAD" else json.dumps(value).encode()
+        return status, {"Content-Type": "application/json"}, data
+
+    with HttpStandIn(respond) as server:
+        hub.url = server.url
         yield hub
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -12,14 +14,30 @@ Message = str | dict[str, Any]
 Answer = tuple[int, dict[str, str], bytes]
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):  # a client that has gone
+            traceback.print_exc()
+
+
 class HttpStandIn:
-    """Server on loopback that answers requests with `answer(method, path, body)`: status, headers and body."""
+    """Server on loopback that answers requests with `answer(method, path, body)`: status, headers and body.
+
+    `headers` holds those of the requests.
+    """
 
     def __init__(self, answer: Callable[[str, str, bytes], Answer]) -> None:
+        self.headers: list[Any] = []
+        seen_headers = self.headers
+
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def _answer(self) -> None:
+                seen_headers.append(self.headers)
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 status, headers, data = answer(self.command, self.path, body)
                 self.send_response(status)
@@ -28,17 +46,20 @@ class HttpStandIn:
                 self.end_headers()
                 self.wfile.write(data)
 
-            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _answer
+            do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _answer
 
             def log_message(self, *words: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
+    def serve(self) -> None:
+        """Answer requests until the block ends."""
+        self._server.serve_forever(poll_interval=0.02)
+
     def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread = threading.Thread(target=self.serve)
         self._thread.start()
         return self
 

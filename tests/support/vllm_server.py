@@ -7,18 +7,16 @@ import json
 import multiprocessing
 import os
 import signal
-import sys
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+from standin import Answer, HttpStandIn
 from transformers import AutoModelForCausalLM
 
 from memalpha.policy.decoding import sampling_uniforms
@@ -29,7 +27,7 @@ from memalpha.policy.vllm.worker_extension import WeightsExtension
 
 
 @dataclass
-class VllmServer:
+class VllmServer(HttpStandIn):
     """Server of the policy in `folder`; greedy and seeded sampling as vLLM does, one request after the other.
 
     Attributes:
@@ -59,57 +57,22 @@ class VllmServer:
         )
         self.worker = WeightsExtension()
         self.worker.model_runner = runner
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_GET(self) -> None:
-                if self.path != "/v1/models":
-                    self._send(*outer.answer(self.path, None))
-                    return
-                names = [{"id": "tiny", "parent": None}, *({"id": name, "parent": "tiny"} for name in outer.adapters)]
-                self._send(200, {"data": names})
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])) or b"null")
-                with outer._lock:
-                    status, answer = outer.answer(self.path, body)
-                if answer == "hang":
-                    outer._released.wait(10)
-                self._send(status, answer)
-
-            def _send(self, status: int, answer: Any) -> None:
-                data = json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *words: Any) -> None:
-                pass
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-            request_queue_size = 128
-
-            def handle_error(self, request: Any, address: Any) -> None:
-                if not isinstance(sys.exception(), ConnectionError):  # a client that has gone
-                    traceback.print_exc()
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self.url = f"vllm:http://127.0.0.1:{self._server.server_port}"
-
-    def __enter__(self) -> VllmServer:
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02})
-        self._thread.start()
-        return self
+        super().__init__(self._respond)
+        self.url = f"vllm:{self.url}"
 
     def __exit__(self, *exception: object) -> None:
         self._released.set()
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__exit__(*exception)
+
+    def _respond(self, method: str, path: str, body: bytes) -> Answer:
+        if (method, path) == ("GET", "/v1/models"):
+            names = [{"id": "tiny", "parent": None}, *({"id": name, "parent": "tiny"} for name in self.adapters)]
+            return 200, {}, json.dumps({"data": names}).encode()
+        with self._lock:
+            status, answer = self.answer(path, json.loads(body or b"null"))
+        if answer == "hang":
+            self._released.wait(10)
+        return status, {}, json.dumps(answer).encode()
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         if path == "/v1/completions":
@@ -189,7 +152,7 @@ def server_process(folder: Path, **settings: Any) -> Iterator[str]:
         torch.set_num_threads(1)
         server = VllmServer(folder, **settings)
         there.send(server.url)
-        server._server.serve_forever(poll_interval=0.02)
+        server.serve()
 
     process = multiprocessing.get_context("fork").Process(target=serve, daemon=True)
     process.start()

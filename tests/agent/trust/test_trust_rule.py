@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from memories import working_memory
 from merge_tool import Merge
 
 from memalpha.agent import tools
@@ -14,10 +15,6 @@ from memalpha.config import TrustConfig
 from memalpha.errors import ConfigError, ReviewConflict
 from memalpha.policy.chat.text import format_call
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.store.embedding import load_embedder
-from memalpha.store.memory import WorkingMemory
-from memalpha.store.schema import load_schema
-from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.types import Chunk, SpeakerTurn, Turn
 
@@ -298,9 +295,8 @@ def test_attribution_prefers_shared_words_and_gives_doubts_no_right() -> None:
 
 
 def test_a_trust_rule_needs_a_store() -> None:
-    memory = WorkingMemory(MemoryState.empty(load_schema("mem-alpha")), load_embedder("hash"))
     with pytest.raises(ConfigError, match="trust: a MemoryStore is needed"):
-        MemoryAgent("add_all", memory, trust=TrustConfig())
+        MemoryAgent("add_all", working_memory(), trust=TrustConfig())
 
 
 def test_redaction_comes_before_model_and_memory() -> None:

@@ -22,7 +22,6 @@ from hypothesis import strategies as st
 
 from memalpha.agent.parsing import from_openai, parse_calls
 from memalpha.config import AgentConfig, EndpointConfig, ReaderConfig, WorldConfig
-from memalpha.errors import PolicyError
 from memalpha.policy.base import Policy, open_queue
 from memalpha.policy.endpoint import EndpointPolicy, Reply, completion_text
 from memalpha.policy.load import load_policy
@@ -101,22 +100,7 @@ def test_a_queue_sends_within_the_concurrency_and_retries(concurrency):
         assert server.most_at_once == concurrency and sum(server.seen.values()) == 18
 
 
-def test_a_queues_error_ends_what_is_not_sent(tmp_path):
-    with HostileServer(fault=lambda prompt, nth: "400" if prompt == "bad" else None) as server:
-        policy = EndpointPolicy(server.name, EndpointConfig(concurrency=1, cache=tmp_path / "a.sqlite"))
-        queue = open_queue(policy)
-        queue.submit([ask("good"), ask("bad"), *(ask(str(number)) for number in range(5))])
-        with pytest.raises(PolicyError, match="refused a request"):
-            while queue.collect():
-                pass
-        assert set(server.seen) == {"good", "bad"}
-        assert policy.sample([ask("good")])[0].text == "echo good"
-        assert server.seen["good"] == 1, "it was cached"
-        assert not policy.client.waiting
-
-
-@pytest.mark.parametrize("how", ["close", "give_up"])
-def test_a_queue_that_is_left_sends_nothing_more(how, tmp_path):
+def test_a_queue_that_is_left_sends_nothing_more(tmp_path):
     with HostileServer() as server:
         held = {"0"}
         server.hold = lambda prompt: prompt in held
@@ -125,12 +109,7 @@ def test_a_queue_that_is_left_sends_nothing_more(how, tmp_path):
         queue.submit([ask(str(number)) for number in range(4)])
         while not server.seen:
             time.sleep(0.001)
-        if how == "close":
-            queue.close()
-        else:
-            policy.client.give_up()
-            with pytest.raises(PolicyError, match="stopped"):
-                queue.collect()
+        queue.close()
         assert queue.collect() == []
         held.clear()
         assert [reply.text for reply in policy.sample([ask("0"), ask("new")])] == ["echo 0", "echo new"]
@@ -154,11 +133,10 @@ def test_what_an_answer_becomes():
     assert completion.completion_ids == () and completion.logprobs == ()
 
 
-@pytest.mark.parametrize(("reason", "stop"), [("length", "length"), ("tool_calls", "eos"), (None, "eos")])
-def test_why_it_ended(reason, stop):
-    policy = EndpointPolicy("http://127.0.0.1:1/v1#m")
-    [completion] = policy.finish([SampleRequest(MESSAGES)], [Reply({"content": "x"}, reason, 1, 1)])
-    assert completion.stop_reason == stop
+def test_why_it_ended():
+    replies = [Reply({"content": "x"}, reason, 1, 1) for reason in ("length", "max_tokens", "tool_calls", None)]
+    completions = EndpointPolicy("http://127.0.0.1:1/v1#m").finish([SampleRequest(MESSAGES)] * 4, replies)
+    assert [completion.stop_reason for completion in completions] == ["length", "length", "eos", "eos"]
 
 
 FACT = {"category": "semantic", "content": "Porto"}
@@ -304,8 +282,3 @@ def test_writer_and_reader_behind_a_real_server(served):
     bill = there.statistics()
     assert bill["doubted"] == 0 and bill["paid"] == bill["asked"] - bill["shared"], bill
     assert bill["tries"] == bill["paid"] + bill["lost"] and bill["lost"] <= 1, "it hangs up after its own failed list"
-
-
-def test_a_real_server_does_not_have_every_model(served):
-    with pytest.raises(PolicyError, match=r"is there a model 'nothing'\?"):
-        load_policy(served.partition("#")[0] + "#nothing")

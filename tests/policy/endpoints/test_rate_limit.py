@@ -45,10 +45,7 @@ def test_a_window_waits_no_longer_than_it_must():
     window.take(10.0, 40)
     assert window.wait(20.0, 1) == 40.0, "the second request of two"
     assert window.wait(60.0, 60) == 0.0
-
-
-def test_what_a_request_really_took_counts():
-    window = Window(tokens=100)
+    window = Window(tokens=100)  # what a request really took counts
     window.take(0.0, 90).tokens = 10
     assert window.wait(1.0, 90) == 0.0
     window.take(1.0, 90).tokens = 200
