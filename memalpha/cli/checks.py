@@ -35,7 +35,6 @@ def audit(
         Path | None, typer.Option(metavar="FILE", help="Queries to try: one per line, or a task file (.jsonl).")
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, help="An entry counts as retrieved among the first K hits.")] = 10,
-    near: Annotated[float, typer.Option(help="Cosine from which two entries are near duplicates.")] = 0.95,
     limit: Annotated[
         int, typer.Option(min=1, help="Findings, and entries per finding, to print (--json prints all).")
     ] = 20,
@@ -59,7 +58,7 @@ def audit(
     questions = None if queries is None else _read_queries(queries)
     with open_store(store, embedder, namespace, reads=True) as memory:
         names = [namespace] if namespace is not None else memory.namespaces()
-        reports = [audit_store(memory.namespace(name), queries=questions, k=k, near=near) for name in names]
+        reports = [audit_store(memory.namespace(name), queries=questions, k=k) for name in names]
     print_result(reports, as_json, "\n".join(line for report in reports for line in _format_audit(report, limit)))
 
 

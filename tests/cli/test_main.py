@@ -209,11 +209,7 @@ def test_audit(memalpha, refused, tmp_path: Path) -> None:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text(json.dumps(TASK) + "\n")
     assert json.loads(memalpha("audit", store, "--queries", tasks, "--json")[1])[0]["retrieval"]["own"] is False
-    for words, says in [
-        (("--queries", tmp_path / "none.txt"), "none.txt: cannot be read"),
-        (("--near", 2), "near 2.0"),
-    ]:
-        assert says in refused("audit", store, *words)
+    assert "none.txt: cannot be read" in refused("audit", store, "--queries", tmp_path / "none.txt")
 
 
 def test_boost_and_pages(memalpha, refused, store: Path) -> None:

@@ -19,7 +19,6 @@ from memalpha.errors import (
     UnknownFieldWarning,
 )
 from memalpha.store.backends import sqlite
-from memalpha.store.backends.base import system_clock
 from memalpha.store.open import open_database, open_namespace
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
@@ -167,24 +166,6 @@ def test_many_are_deleted_read_and_counted(store: MemoryStore) -> None:
     assert store.delete_many([third, third])[0].id == third and store.count() == 0
 
 
-def test_nin_and_exists(store: MemoryStore) -> None:
-    store.insert("semantic", "Dora: lives in Rome", source="chat-7")
-
-    def names(where: dict) -> list[str]:
-        by_list = [entry.content[:3] for entry in store.list(where=where)]
-        assert sorted(hit.entry.content[:3] for hit in store.search("lives", 10, where=where)) == by_list
-        return by_list
-
-    assert names({"user": {"$nin": ["ana", "ben"]}}) == ["Cle", "Dor"]
-    assert names({"user": {"$exists": True}}) == ["Ana", "Ben", "Cle"] and names({"user": {"$exists": False}}) == [
-        "Dor"
-    ]
-    assert names({"source": {"$exists": True}}) == ["Dor"]
-    for wrong in ({"user": {"$nin": "ana"}}, {"user": {"$exists": 1}}):
-        with pytest.raises(StoreError, match="is needed"):
-            store.list(where=wrong)
-
-
 def test_a_filter_on_a_field_that_no_entry_has_is_named(store: MemoryStore) -> None:
     for read in (store.list, store.count, lambda where: store.search("Ana", where=where)):
         with pytest.warns(UnknownFieldWarning, match="'usr'"):
@@ -238,9 +219,7 @@ def test_a_backup_holds_every_namespace(kind: str, tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="a file path is needed"):
             store.backup("postgresql://host/database")
         state = store.state
-    database, schema, _ = open_database(
-        tmp_path / "b.db", None, None, create=False, durability="full", clock=system_clock
-    )
+    database, schema, _ = open_database(tmp_path / "b.db")
     with database.transaction("default", write=False):
         copy = open_namespace(database, "default", schema)
         assert MemoryState.from_entries(schema, "", 2, copy.entries.latest_versions()) == state

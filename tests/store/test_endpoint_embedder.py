@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
 import pytest
+from standin import Answer, HttpStandIn
 
 from memalpha.errors import EmbedderError, StoreError
 from memalpha.store import embedding
@@ -19,57 +18,31 @@ from memalpha.store.store import MemoryStore
 REFERENCE = HashEmbedder(8)
 
 
-class Server:
+class Server(HttpStandIn):
     """Answer with three times the hash embedder's rows, in reverse order, unless `replace` has an answer."""
 
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
         self.replace: Callable[[dict[str, Any], int], tuple[int, Any] | None] = lambda body, number: None
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.bodies.append(body)
-                outer.keys.append(self.headers["Authorization"])
-                status, answer = outer.replace(body, len(outer.bodies)) or (200, outer.answer(body))
-                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(content)))
-                if status == 302:
-                    self.send_header("Location", f"{outer.url}/elsewhere")
-                if status == 429:
-                    self.send_header("Retry-After", "3")
-                self.end_headers()
-                self.wfile.write(content)
-
-            def log_message(self, *words: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        super().__init__(self.answer)
+        self.url += "/v1"
         self.name = f"{self.url}#model"
-        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
-    @staticmethod
-    def answer(body: dict[str, Any]) -> dict[str, Any]:
-        vectors = 3.0 * REFERENCE.encode(body["input"])
-        rows = [{"index": index, "embedding": row.tolist()} for index, row in enumerate(vectors)]
-        return {"data": rows[::-1], "model": body["model"]}
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    def answer(self, method: str, path: str, data: bytes) -> Answer:
+        body = json.loads(data)
+        self.bodies.append(body)
+        rows = [{"index": n, "embedding": row.tolist()} for n, row in enumerate(3.0 * REFERENCE.encode(body["input"]))]
+        status, answer = self.replace(body, len(self.bodies)) or (200, {"data": rows[::-1], "model": body["model"]})
+        headers = {302: {"Location": f"{self.url}/elsewhere"}, 429: {"Retry-After": "3"}}.get(status, {})
+        return status, headers, answer if isinstance(answer, bytes) else json.dumps(answer).encode()
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     for variable in (embedding.KEY_VARIABLE, "OPENAI_BASE_URL"):
         monkeypatch.delenv(variable, raising=False)
-    server = Server()
-    yield server
-    server.close()
+    with Server() as server:
+        yield server
 
 
 def test_what_may_pass_is_tried_again_a_bounded_number_of_times(server: Server) -> None:
@@ -122,7 +95,7 @@ def test_keys_come_from_variables_and_reach_no_other_host(server: Server, monkey
     EndpointEmbedder(server.name)  # an address gets no key of OpenAI's
     monkeypatch.setenv(embedding.KEY_VARIABLE, "other")
     EndpointEmbedder(server.name)
-    assert server.keys == ["Bearer sk-1", None, "Bearer other"]
+    assert [headers["Authorization"] for headers in server.headers] == ["Bearer sk-1", None, "Bearer other"]
     with pytest.raises(EmbedderError, match="names no model"):
         EndpointEmbedder(server.url)
     server.replace = lambda body, number: (400, {"error": "bad key other"})

@@ -8,8 +8,7 @@ from filter_strategies import entries, wheres
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import memalpha.store.search.corpus
-import memalpha.store.store
+import memalpha.store.backends.namespace
 from memalpha.errors import StoreError
 from memalpha.store.embedding import load_embedder
 from memalpha.store.filters import parse_filter
@@ -82,6 +81,8 @@ def test_an_old_timestamp_that_is_no_time_is_a_text() -> None:
         ({"$and": [3]}, "a mapping of fields"),
         ({"$not": [3]}, "a mapping of fields"),
         ({"n": {"$in": "abc"}}, "'n' \\$in: a list is needed"),
+        ({"n": {"$nin": "abc"}}, "'n' \\$nin: a list is needed"),
+        ({"n": {"$exists": 1}}, "true or false is needed"),
         ({"n": {3}}, "no JSON value"),
         ({"n": [object()]}, "no JSON value"),
         ({3: 4}, "3 is no field"),
@@ -157,8 +158,11 @@ def expected_of(condition, value, time: bool) -> bool:
             results.append(not expected_of(operand, value, time))
         elif operator in ("$eq", "$ne"):
             results.append((canonical(value, time) == canonical(operand, time)) == (operator == "$eq"))
-        elif operator == "$in":
-            results.append(canonical(value, time) in [canonical(item, time) for item in operand])
+        elif operator in ("$in", "$nin"):
+            is_in = canonical(value, time) in [canonical(item, time) for item in operand]
+            results.append(is_in == (operator == "$in"))
+        elif operator == "$exists":
+            results.append((value is not None) == operand)
         elif operator == "$contains":
             if type(value) is str:
                 results.append(type(operand) is str and value.find(operand) >= 0)
@@ -188,6 +192,7 @@ def test_agrees_with_an_independent_evaluation(where, entry) -> None:
 # ------------------------------------------------------------------------------------------------------- in a memory
 
 
+@pytest.mark.filterwarnings("ignore::memalpha.errors.UnknownFieldWarning")
 @settings(max_examples=60, deadline=None)
 @given(st.lists(entries, max_size=12, unique_by=lambda entry: (entry.category, str(entry.metadata))), wheres)
 def test_lists_and_searches_of_a_memory(facts, where) -> None:
@@ -221,7 +226,7 @@ def test_lists_and_searches_of_a_memory(facts, where) -> None:
 
 
 def test_pages_of_a_filtered_list(monkeypatch) -> None:
-    monkeypatch.setattr(memalpha.store.store, "_PAGE", 3)
+    monkeypatch.setattr(memalpha.store.backends.namespace, "_PAGE", 3)
     store = MemoryStore.open(":memory:", embedder="hash")
     for number in range(20):
         store.insert("semantic", f"fact {number}", chunk=number % 4)

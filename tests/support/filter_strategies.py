@@ -30,7 +30,8 @@ def conditions(name: str) -> st.SearchStrategy:
     comparison = (
         st.tuples(single, operand)
         | st.tuples(order, bounds.get(name, operand))
-        | st.tuples(st.just("$in"), st.lists(operand, max_size=3))
+        | st.tuples(st.sampled_from(["$in", "$nin"]), st.lists(operand, max_size=3))
+        | st.tuples(st.just("$exists"), st.booleans())
     )
     operators = st.lists(comparison, min_size=1, max_size=2).map(dict)
     return plain | operators | operators.map(lambda inner: {"$not": inner})
@@ -57,4 +58,5 @@ entries = st.builds(
     metadata=st.dictionaries(st.sampled_from("pq"), values, max_size=2),
     source=st.sampled_from([None, "a", "ab"]),
     chunk=st.sampled_from([None, 0, 1]),
+    turn=st.sampled_from([None, "5"]),
 )

@@ -11,7 +11,7 @@ There are five kinds of findings, the worst first. Each claims no more than its 
   outdated, or says that it is no longer true.
 - `duplicate`: live entries say the same, by one of three tests. `text`: they differ only in case, spacing and closing
   marks. `words`: they have the same stemmed words in any order, function words aside. `meaning`: their cosine is at
-  least `near`, or at least .85 where one has all words of the other. Entries that differ in a name, a number or a
+  least .95, or at least .85 where one has all words of the other. Entries that differ in a name, a number or a
   negation, or have a slot, are never near: there, another word is another fact.
 - `unretrieved`: no entry of a category is among the k best hits of any query. Without queries, every entry's own
   content is its query (at most 200 of a category, evenly spaced).
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from memalpha.arguments import brief_repr, check_count, check_texts, check_type, is_finite_number
+from memalpha.arguments import check_count, check_texts, check_type
 from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.fields import parse_time
@@ -93,16 +93,7 @@ class Audit:
     retrieval: RetrievalCounts | None = None
 
 
-NEAR = 0.95
-
-
-def audit(
-    store: MemoryStore,
-    *,
-    queries: Sequence[str] | None = None,
-    k: int = 10,
-    near: float = NEAR,
-) -> Audit:
+def audit(store: MemoryStore, *, queries: Sequence[str] | None = None, k: int = 10) -> Audit:
     """Audit a store's namespace as of one moment.
 
     All entries are compared with each other, which takes time in the square of their number.
@@ -111,14 +102,11 @@ def audit(
         store: Store to audit.
         queries: Questions that this memory has to answer, such as a task's; None searches by the entries' own contents.
         k: Hits per query.
-        near: Cosine from which two entries mean the same.
 
     Raises:
-        StoreError: `near` is not above 0 and at most 1, or `k` is below 1.
+        StoreError: `k` is below 1.
     """
     check_type("store", store, MemoryStore)
-    if not is_finite_number(near) or not 0 < near <= 1:
-        raise StoreError(f"near {brief_repr(near)}: a cosine above 0 and at most 1 is needed")
     check_count("k", k)
     if k < 1:
         raise StoreError(f"k {k!r}: 1 or more is needed")
@@ -131,7 +119,7 @@ def audit(
         result.findings += stale_findings(store)
     vectors = store.recorded_embedder.embed(list(dict.fromkeys(entry.content for entry in entries)), store.rows)
     rows = np.array([vectors[entry.content] for entry in entries], np.float32)
-    result.findings += find_duplicates(entries, rows, near)
+    result.findings += find_duplicates(entries, rows)
     result.retrieval = measure_retrieval(store, position, entries, queries, k)
     result.findings += find_unretrieved(entries, result.retrieval)
     result.findings += find_orphans(entries)
@@ -161,19 +149,20 @@ def find_conflicts(store: MemoryStore, histories: Sequence[Sequence[MemoryEntry]
         return find_contradictions(live) + find_stale(live, ended, store.rows)
 
 
+NEAR = 0.95
+"""Cosine from which two entries mean the same."""
 CONTAINED = 0.85
 """Cosine from which two entries are near if one has all words of the other."""
 _BLOCK = 2**25  # similarities in memory at a time
 _NEGATIONS = {"not", "no", "never", "none", "nobody", "nothing", "neither", "nor", "without", "cannot"}
 
 
-def find_duplicates(entries: Sequence[MemoryEntry], vectors: np.ndarray, near: float) -> list[Finding]:
+def find_duplicates(entries: Sequence[MemoryEntry], vectors: np.ndarray) -> list[Finding]:
     """Return a finding for each group of entries that say the same.
 
     Args:
         entries: Live entries.
         vectors: Their unit vectors, float32 `(len(entries), dim)`.
-        near: Cosine from which two entries mean the same.
     """
 
     def words_key(content: str, index: int) -> object:
@@ -195,7 +184,7 @@ def find_duplicates(entries: Sequence[MemoryEntry], vectors: np.ndarray, near: f
             if len(indices) > 1:
                 findings.append(Finding("duplicate", reason, message, tuple(entries[index] for index in indices)))
         heads = [indices[0] for indices in groups.values()]
-    return findings + _find_near(entries, vectors, sorted(heads), near)
+    return findings + _find_near(entries, vectors, sorted(heads))
 
 
 def _is_marked(word: str) -> bool:
@@ -203,7 +192,7 @@ def _is_marked(word: str) -> bool:
     return any(unicodedata.category(char)[0] in "NPS" for char in word)
 
 
-def _find_near(entries: Sequence[MemoryEntry], vectors: np.ndarray, heads: list[int], near: float) -> list[Finding]:
+def _find_near(entries: Sequence[MemoryEntry], vectors: np.ndarray, heads: list[int]) -> list[Finding]:
     """Return groups of entries in which each is near to some other one.
 
     Groups are the connected components of the pairs, merged by union-find over positions in `heads`.
@@ -223,9 +212,9 @@ def _find_near(entries: Sequence[MemoryEntry], vectors: np.ndarray, heads: list[
     size = max(1, _BLOCK // max(1, len(heads)))
     for start in range(0, len(heads), size):
         scores = rows[start : start + size] @ rows[start:].T
-        for row, column in np.argwhere(np.triu(scores >= min(CONTAINED, near), 1)).tolist():
+        for row, column in np.argwhere(np.triu(scores >= CONTAINED, 1)).tolist():
             left, right, score = start + row, start + column, float(scores[row, column])
-            if score < near and not (word_sets[left] <= word_sets[right] or word_sets[right] <= word_sets[left]):
+            if score < NEAR and not (word_sets[left] <= word_sets[right] or word_sets[right] <= word_sets[left]):
                 continue
             if slots[left] or slots[right]:
                 continue
