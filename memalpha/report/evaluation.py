@@ -235,16 +235,50 @@ def difference_interval(systems: Systems, records: RecordsBySystem) -> tuple[flo
     return middle - half, middle + half
 
 
-def _has_intervals(rows: Iterable[MarkRow]) -> bool:
-    return any(mark.se for row in rows for mark in row.marks)
+def _draw_accuracies(
+    systems: Systems, looks: Mapping[str, tuple[str, str, str]], line: tuple[str, float] | None = None
+) -> dict[str, Any]:
+    """Return the charts `accuracy` and `abilities` ("" with one kind, which is the first chart again).
+
+    `legend` is theirs, `counts` are questions by ability; `has_intervals` and `has_ability_intervals` say whether the
+    charts have error bars.
+
+    Args:
+        systems: Summaries by system.
+        looks: Colour, label of a mark, and label of a row by system.
+        line: Label and value of a dashed line through the accuracies.
+    """
+
+    def row(label: str, cells: Mapping[str, Mapping[str, Any]]) -> MarkRow:
+        present = {name: cell for name, cell in cells.items() if cell.get("accuracy") is not None}
+        marks = (Mark(*looks[name][:2], cell["accuracy"], cell.get("se")) for name, cell in present.items())
+        return MarkRow(label, tuple(marks))
+
+    rows = [row(looks[name][2], {name: values}) for name, values in systems.items()]
+    by_system = {name: values.get("by_ability", {}) for name, values in systems.items()}
+    by_ability = {
+        ability: {name: cells.get(ability) or {} for name, cells in by_system.items()}
+        for ability in dict.fromkeys(ability for cells in by_system.values() for ability in cells)
+    }
+    abilities = [row(ability, cells) for ability, cells in by_ability.items()]
+    has_intervals, has_ability_intervals = (
+        any(mark.se for row in chart for mark in row.marks) for chart in (rows, abilities)
+    )
+    return {
+        "accuracy": mark_rows(rows, line=line),
+        "has_intervals": has_intervals,
+        "abilities": mark_rows(abilities) if len(abilities) > 1 else "",
+        "has_ability_intervals": has_ability_intervals,
+        "legend": [(colour, label, False) for colour, _, label in looks.values()],
+        "counts": {ability: max(cell.get("n", 0) for cell in cells.values()) for ability, cells in by_ability.items()},
+    }
 
 
 def read_results(systems: Systems, records: RecordsBySystem) -> dict[str, Any]:
     """Return what the page says of a finished run: `interval`, `empty_accuracy`, `error`, `weakest`, `charts`.
 
     `empty_accuracy` is the accuracy of an empty memory: the share of questions whose right answer is to abstain. The
-    charts are `accuracy`, `changes` ("" without marks) and `abilities` ("" with one kind), with their `legend`, their
-    `counts`, and whether accuracies (`has_intervals`) and abilities (`has_ability_intervals`) have error bars.
+    charts are those of `_draw_accuracies`, and `changes` ("" without marks).
 
     Args:
         systems: Summaries by system, `before` and `after` among them.
@@ -262,31 +296,14 @@ def read_results(systems: Systems, records: RecordsBySystem) -> dict[str, Any]:
     cells = systems["after"].get("by_ability", {})
     accuracies = {ability: cell["accuracy"] for ability, cell in cells.items() if cell.get("accuracy") is not None}
 
-    def marks(cells: Mapping[str, Mapping[str, Any] | None], key: str = "accuracy") -> tuple[Mark, ...]:
-        present = {name: cell for name, cell in cells.items() if cell and cell.get(key) is not None}
-        errors = {name: cell.get("se") if key == "accuracy" else None for name, cell in present.items()}
-        return tuple(Mark(name, SYSTEMS[name], cell[key], errors[name]) for name, cell in present.items())
-
-    rows = [MarkRow(SHORT_LABELS[name], marks({name: values})) for name, values in systems.items()]
-    changes = [MarkRow(label, row) for key, label in CHANGES.items() if (row := marks(systems, key))]
-    by_system = {name: values.get("by_ability", {}) for name, values in systems.items()}
-    by_ability = {
-        ability: {name: cells.get(ability) for name, cells in by_system.items()}
-        for ability in dict.fromkeys(ability for cells in by_system.values() for ability in cells)
-    }
-    abilities = [MarkRow(ability, marks(cells)) for ability, cells in by_ability.items()]
+    changes = []
+    for key, label in CHANGES.items():
+        present = {name: values[key] for name, values in systems.items() if values.get(key) is not None}
+        marks = tuple(Mark(name, SYSTEMS[name], value) for name, value in present.items())
+        changes += [MarkRow(label, marks)] if marks else []
+    looks = {name: (name, SYSTEMS[name], SHORT_LABELS[name]) for name in systems}
     line = None if empty_accuracy is None else ("empty memory", empty_accuracy)
-    charts = {
-        "accuracy": mark_rows(rows, line=line),
-        "has_intervals": _has_intervals(rows),
-        "has_ability_intervals": _has_intervals(abilities),
-        "changes": mark_rows(changes) if changes else "",
-        "abilities": mark_rows(abilities) if len(abilities) > 1 else "",  # one kind is the first chart again
-        "legend": [(name, SHORT_LABELS[name], False) for name in systems],
-        "counts": {
-            ability: max((cell or {}).get("n", 0) for cell in cells.values()) for ability, cells in by_ability.items()
-        },
-    }
+    charts = {**_draw_accuracies(systems, looks, line), "changes": mark_rows(changes) if changes else ""}
     return {
         "interval": difference_interval(systems, records),
         "empty_accuracy": empty_accuracy,
@@ -324,38 +341,18 @@ def read_text_results(folder: Path, summaries: Summaries) -> dict[str, Any]:
         summaries: Summaries by name, not empty.
 
     Returns:
-        `accuracy` and `categories` (charts; "" with one category), `has_intervals` and `has_category_intervals`,
-        `legend`, `rows` of the table (label, values by system), `replies` (records by system, of each task
-        shown), `task_count`.
+        The charts of `_draw_accuracies`, `rows` of the table (label, values by system), `replies` (records by system,
+        of each task shown), `task_count`.
     """
-    names = list(summaries)
-    kinds = {name: name if name in COLOURS else COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
-
-    def marks(cells: Mapping[str, Mapping[str, Any] | None]) -> tuple[Mark, ...]:
-        return tuple(Mark(kinds[name], name, cell["accuracy"], cell.get("se")) for name, cell in cells.items() if cell)
-
-    systems = summaries.values()
-    categories = dict.fromkeys(key for values in systems for key in values["by_ability"])
-    by_category = [
-        MarkRow(category, marks({name: values["by_ability"].get(category) for name, values in summaries.items()}))
-        for category in categories
-    ]
+    names, systems = list(summaries), summaries.values()
+    colours = {name: name if name in COLOURS else COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
     components = dict.fromkeys(key for values in systems for key in values["rewards"])
     rows = [(key, [values[key] for values in systems]) for key in ("accuracy", "reward")]
     rows += [(f"… {name}", [values["rewards"].get(name) for values in systems]) for name in components]
     rows += [(key.replace("_", " "), [values.get(key) for values in systems]) for key in ("reply_tokens", "truncated")]
     replies, task_count = choose_replies(folder, names)
-    accuracies = [MarkRow(name, marks({name: values})) for name, values in summaries.items()]
-    return {
-        "accuracy": mark_rows(accuracies),
-        "has_intervals": _has_intervals(accuracies),
-        "has_category_intervals": _has_intervals(by_category),
-        "categories": mark_rows(by_category) if len(categories) > 1 else "",
-        "legend": [(kinds[name], name, False) for name in names],
-        "rows": rows,
-        "replies": replies,
-        "task_count": task_count,
-    }
+    charts = _draw_accuracies(summaries, {name: (colours[name], name, name) for name in names})
+    return {**charts, "rows": rows, "replies": replies, "task_count": task_count}
 
 
 def choose_replies(folder: Path, names: Sequence[str]) -> tuple[list[dict[str, Record]], int]:
