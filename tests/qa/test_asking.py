@@ -1,7 +1,6 @@
 """Questions that a model makes: what is kept and dropped and why, when they are asked, how a stopped call resumes."""
 
-from __future__ import annotations
-
+import itertools
 import json
 
 import pytest
@@ -108,27 +107,21 @@ def test_a_question_asked_twice_is_kept_once(tmp_path):
     assert results[1].dropped[0]["reason"] == "asked before with the same answer"
 
 
-def failing_at_third_call():
-    """Return a sampler that fails at its third call."""
-    calls = []
-
-    def sample(policy, requests):
-        calls.append(requests)
-        if len(calls) == 3:
-            raise PolicyError("no answer")
-        return policy.sample(requests)
-
-    return sample
-
-
 def test_a_stopped_call_resumes_and_changed_text_is_asked_again(tmp_path, monkeypatch):
     monkeypatch.setattr(questions, "PARALLEL_CHUNKS", 1)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     whole.mkdir(), parts.mkdir()
     expected = asked(whole)[0]
 
+    count = itertools.count(1)
+
+    def fail_at_third(policy, requests):
+        if next(count) == 3:
+            raise PolicyError("no answer")
+        return policy.sample(requests)
+
     with monkeypatch.context() as patched, pytest.raises(PolicyError, match="no answer"):
-        patched.setattr(questions, "sample_checked", failing_at_third_call())
+        patched.setattr(questions, "sample_checked", fail_at_third)
         asked(parts)
     done = len(lines(parts / "questions.asked.jsonl"))
     assert done == 2 and not (parts / "questions.jsonl").exists()
@@ -136,9 +129,8 @@ def test_a_stopped_call_resumes_and_changed_text_is_asked_again(tmp_path, monkey
         file.write('{"task": "half')  # a line that a crash cut off
     tasks, _, bodies = asked(parts)
     assert sum("JSON list" in str(body) for body in bodies) == 4 - done
-    assert [[q.answers for q in task.questions] for task in tasks] == [
-        [q.answers for q in task.questions] for task in expected
-    ]
+    answers = [[[q.answers for q in task.questions] for task in some] for some in (tasks, expected)]
+    assert answers[0] == answers[1]
     assert asked(parts)[2] == [], "all done: nobody is asked"
     changed = [TASKS[0], Task(id="m2", chunks=talk("The budget is 80 euros.", "Nothing new."))]
     tasks, _, bodies = asked(parts, tasks=changed)
@@ -151,10 +143,8 @@ def test_wrong_use_is_refused_in_words(tmp_path, memalpha):
     assert "name a .jsonl file" in memalpha(*ask, tmp_path / "questions.json")[2]
     assert "is the file that is read" in memalpha(*ask, tmp_path / "mine.jsonl")[2]
     save_jsonl(TASKS, tmp_path / "there.jsonl")
-    assert (
-        "there.asked.jsonl, which memalpha data ask leaves beside it, is not"
-        in memalpha(*ask, tmp_path / "there.jsonl")[2]
-    )
+    error = memalpha(*ask, tmp_path / "there.jsonl")[2]
+    assert "there.asked.jsonl, which memalpha data ask leaves beside it, is not" in error
     assert "is no endpoint" in memalpha(*ask, tmp_path / "q.jsonl", "--price", "1,2")[2]
     save_jsonl(TASKS[:1], tmp_path / "one.jsonl")
     files = ("--out", tmp_path / "q.jsonl", "--held-out", tmp_path / "held-out.jsonl")

@@ -1,7 +1,5 @@
 """An evaluation whose writer, reader and judge are behind one server that goes away half-way."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -27,18 +25,10 @@ def model(prompt: str, body):
         return json.dumps({"reason": "r", "verdict": "correct" if right else "wrong"})
     if "tools" in body:
         reply_text = re.findall(r"^user: (.+)$", prompt.partition("New part of the conversation")[2], re.M)
-        calls = [{"category": "semantic", "content": line} for line in reply_text]
-        return {
-            "content": None,
-            "tool_calls": [
-                {
-                    "id": str(n),
-                    "type": "function",
-                    "function": {"name": "memory_insert", "arguments": json.dumps(entry)},
-                }
-                for n, entry in enumerate(calls)
-            ],
-        }
+        entries = [json.dumps({"category": "semantic", "content": line}) for line in reply_text]
+        functions = [{"name": "memory_insert", "arguments": entry} for entry in entries]
+        calls = [{"id": str(n), "type": "function", "function": call} for n, call in enumerate(functions)]
+        return {"content": None, "tool_calls": calls}
     notes = re.search(r"^- (.+)$", prompt, re.M)
     return notes[1] if notes else "unknown"
 
@@ -88,9 +78,7 @@ def test_writer_reader_and_judge_behind_a_server_that_goes_away(tmp_path, monkey
     read = sum(bills.get(f"reader {server.name}", {}).get("paid", 0) for bills in paid)
     assert f"reader {server.name}: {read:,} answers paid" in "\n".join(format_bills(full))
     bills = [bill for entry in again for name, bill in entry.summary["bills"].items() if name.startswith("reader")]
-    assert bills[0]["cached"] > bills[0]["paid"] and bills[1]["paid"] > 0, (
-        "the outage was after the first one's answers"
-    )
+    assert bills[0]["cached"] > bills[0]["paid"] and bills[1]["paid"] > 0, "the first one's came before the outage"
     assert sum(len(turn.operations) for group in writer.groups for turn in group.trajectories[0].turns) > 10
     assert list((tmp_path / "again").rglob("*.unjudged.json")) and (tmp_path / "again" / "answers.sqlite").is_file()
 
@@ -98,11 +86,8 @@ def test_writer_reader_and_judge_behind_a_server_that_goes_away(tmp_path, monkey
 def test_a_refusing_reader_is_said_to_refuse(tmp_path):
     save_jsonl(synthetic.tasks(WorldConfig(split="test"), -1, 0, 1), tmp_path / "tasks.jsonl")
     with HostileServer(lambda prompt, body: {"role": "assistant", "content": None, "refusal": "I can't."}) as server:
-        settings = {
-            "data": str(tmp_path / "tasks.jsonl"),
-            "systems": ["append-only"],
-            "reader": {"kind": "policy", "policy": server.name},
-        }
+        settings = {"data": str(tmp_path / "tasks.jsonl"), "reader": {"kind": "policy", "policy": server.name}}
+        settings |= {"systems": ["append-only"]}
         reports = run_evaluation(build_config(EvalConfig, settings, "test"))
         requests = sum(server.answered.values())
     assert f", {requests} refused (`message.refusal`)" in format_bills(reports)[0]
@@ -111,11 +96,7 @@ def test_a_refusing_reader_is_said_to_refuse(tmp_path):
 @pytest.mark.parametrize("setting", ["reader.policy", "systems"])
 def test_an_unreachable_endpoint_is_named_with_its_setting(setting):
     name = "http://127.0.0.1:1/v1#m"
-    settings = {
-        "benchmark": "synthetic",
-        "limit": 1,
-        "systems": [name] if setting == "systems" else ["append-only"],
-        "reader": {"kind": "policy", "policy": name} if setting == "reader.policy" else {"kind": "copy"},
-    }
+    settings = {"benchmark": "synthetic", "limit": 1, "systems": [name if setting == "systems" else "append-only"]}
+    settings |= {"reader": {"kind": "policy", "policy": name} if setting == "reader.policy" else {"kind": "copy"}}
     with pytest.raises(PolicyError, match=f"^{setting}: {name}: the server cannot be reached"):
         run_evaluation(build_config(EvalConfig, settings, "test"))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rollout import gold
 
 from memalpha.config import WorldConfig
 from memalpha.qa.error_analysis import (
@@ -20,17 +21,13 @@ from memalpha.qa.error_analysis import (
 )
 from memalpha.qa.passages import Passage, Retrieval
 from memalpha.qa.report import Record
-from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
+from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 BENCH = runpy.run_path(str(Path(__file__).parents[2] / "eval" / "qa" / "error_analysis.py"))
 
 
 def said(text: str, turn: str) -> SpeakerTurn:
     return SpeakerTurn(speaker="user", text=text, id=turn)
-
-
-def gold(kind: str, chunk: int, content: str, turn: str, replaces: str | None = None) -> GoldOperation:
-    return GoldOperation(kind=kind, chunk=chunk, category="semantic", content=content, replaces=replaces, turn=turn)
 
 
 TASK = Task(
@@ -40,10 +37,10 @@ TASK = Task(
         Chunk(turns=(said("I moved to Rome on Monday.", "b1"),)),
     ),
     gold_operations=(
-        gold("insert", 0, "city: Oslo", "a1"),
-        gold("insert", 0, "pet: cat", "a1"),
-        gold("insert", 0, "Tom city: Rome", "a2"),
-        gold("update", 1, "city: Rome", "b1", replaces="city: Oslo"),
+        gold("insert", 0, "city: Oslo", turn="a1"),
+        gold("insert", 0, "pet: cat", turn="a1"),
+        gold("insert", 0, "Tom city: Rome", turn="a2"),
+        gold("update", 1, "city: Rome", "city: Oslo", turn="b1"),
     ),
 )
 CITY = Question(id="city", question="Where do I live?", answers=("Rome",), evidence=("b1",), category="update")
@@ -120,7 +117,7 @@ def test_by_each_rule(rule, passages, current, past, loss):
 
 def test_a_fact_in_free_text_beside_lines_of_slots():
     """A fact that is no `key: value` has no slot, so no line gives that slot another value."""
-    free = TASK.model_copy(update={"gold_operations": (gold("insert", 1, "They moved to Rome", "b1"),)})
+    free = TASK.model_copy(update={"gold_operations": (gold("insert", 1, "They moved to Rome", turn="b1"),)})
     assert error_of(held(CITY, ["city: Oslo", "pet: cat", "Rome"]), free) == "never_written"
     assert error_of(held(CITY, [("city: Oslo", "b1")]), free) == "written_wrong"
 
@@ -335,7 +332,7 @@ def test_the_cost_is_linear_in_the_length_of_a_conversation(rule):
             Question(id=f"q{n}", question=f"River of t{n}?", answers=(f"r{n}",), evidence=(f"t{n}",))
             for n in range(size)
         )
-        facts = tuple(gold("insert", n // 10, f"t{n}: r{n}", f"t{n}") for n in range(size))
+        facts = tuple(gold("insert", n // 10, f"t{n}: r{n}", turn=f"t{n}") for n in range(size))
         if rule == "answers":
             questions = tuple(question.model_copy(update={"evidence": ()}) for question in questions)
         facts = facts if rule == "facts" else ()

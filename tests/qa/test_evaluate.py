@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from rollout import EMBEDDER, SCHEMA, delete, insert, roll, skip, update
+from rollout import EMBEDDER, SCHEMA, delete, gold, insert, roll, skip, update
 
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.reader import Answer, ExtractiveReader
@@ -21,11 +21,13 @@ from memalpha.store.memory import WorkingMemory
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.synthetic.worlds import tasks
-from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, TrajectoryGroup
+from memalpha.types import Chunk, Question, SpeakerTurn, Task, TrajectoryGroup
 
 CONFIG = AgentConfig(prompt="compact", embedder="hash")
 REFUSING = ExtractiveReader(ReaderConfig(conflicts="refuse"))
-SLOT = {"slot": "city", "kind": "updated", "stale": ["Oslo"]}
+CITY = {"slot": "city", "kind": "updated", "stale": ["Oslo"]}
+PET = {"slot": "pet", "kind": "retracted", "stale": ["cat"]}
+HOME = "Which city is home?"
 TASK = Task(
     id="t",
     chunks=(
@@ -34,22 +36,15 @@ TASK = Task(
         Chunk(text="No pet any more."),
     ),
     questions=(
-        Question(id="now", question="Which city is home?", answers=("Rome",), category="knowledge-update", meta=SLOT),
-        Question(
-            id="then", question="Which city is home?", answers=("Oslo",), asked_after_chunk=0, category="extraction"
-        ),
-        Question(
-            id="pet",
-            question="What pet?",
-            category="abstention",
-            meta={"slot": "pet", "kind": "retracted", "stale": ["cat"]},
-        ),
+        Question(id="now", question=HOME, answers=("Rome",), category="knowledge-update", meta=CITY),
+        Question(id="then", question=HOME, answers=("Oslo",), asked_after_chunk=0, category="extraction"),
+        Question(id="pet", question="What pet?", category="abstention", meta=PET),
     ),
     gold_operations=(
-        GoldOperation(kind="insert", chunk=0, category="semantic", content="city: Oslo"),
-        GoldOperation(kind="insert", chunk=0, category="semantic", content="pet: cat"),
-        GoldOperation(kind="update", chunk=1, category="semantic", content="city: Rome", replaces="city: Oslo"),
-        GoldOperation(kind="delete", chunk=2, category="semantic", replaces="pet: cat"),
+        gold("insert", 0, "city: Oslo"),
+        gold("insert", 0, "pet: cat"),
+        gold("update", 1, "city: Rome", "city: Oslo"),
+        gold("delete", 2, replaces="pet: cat"),
     ),
 )
 
@@ -112,13 +107,11 @@ def test_records_are_answered_from_the_memory_of_their_time():
 
 
 def test_evidence_decides_where_there_is_some():
-    gold = (
-        GoldOperation(kind="insert", chunk=0, category="episodic", content="trip: Rome", turn="0.0"),
-        GoldOperation(kind="insert", chunk=0, category="episodic", content="trip: Lima", turn="0.1"),
-    )
+    cities = ("Rome", "Lima")
+    facts = [gold("insert", 0, f"trip: {city}", turn=f"0.{n}", category="episodic") for n, city in enumerate(cities)]
     question = Question(id="q", question="How many trips?", answers=("2",), evidence=("0.0", "0.1"))
-    task = Task(id="e", chunks=(Chunk(text="x"),), questions=(question,), gold_operations=gold)
-    trips = [insert(f"trip: {city}", "episodic") for city in ("Rome", "Lima")]
+    task = Task(id="e", chunks=(Chunk(text="x"),), questions=(question,), gold_operations=facts)
+    trips = [insert(f"trip: {city}", "episodic") for city in cities]
     assert trace(roll(task, trips[:1])) == [("1", False, False)]
     assert trace(roll(task, trips)) == [("2", True, True)]  # though no entry says "2"
 

@@ -1,7 +1,5 @@
 """An evaluation from its configuration: what it says before it works, and what it takes over from a training run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

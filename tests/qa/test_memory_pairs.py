@@ -1,11 +1,10 @@
 """Pairs of memories: the better is the better, every kind of fault is what it says, texts are what a judge sees."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 
 import pytest
+from rollout import gold
 
 from memalpha.config import AgentConfig, WorldConfig
 from memalpha.environments import memory_engine
@@ -15,7 +14,6 @@ from memalpha.qa.memory_pairs import FAULTS, conversation_messages, memory_pairs
 from memalpha.qa.memory_reward import GoldFacts
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.types import GoldOperation
 
 TASKS = synthetic.tasks(WorldConfig(split="test"), 0, 0, 25)
 
@@ -33,8 +31,8 @@ def facts(text):
 
 def truth(task, text):
     """(facts that hold and are there, all that is there)."""
-    gold, there = GoldFacts(task), facts(text)
-    right = {fact for fact in there if gold.holds(*fact, len(task.chunks) - 1)}
+    truths, there = GoldFacts(task), facts(text)
+    right = {fact for fact in there if truths.holds(*fact, len(task.chunks) - 1)}
     return right, there
 
 
@@ -71,8 +69,8 @@ def test_the_worse_memory_has_the_faults_that_it_is_said_to_have():
         elif pair.fault == "category":
             assert {content for _, content in lost} == {content for _, content in gained}
         else:
-            gold = GoldFacts(of[pair.task])
-            assert all(gold.has_ended(*fact, len(of[pair.task].chunks) - 1) for fact in gained)
+            truth_of_task = GoldFacts(of[pair.task])
+            assert all(truth_of_task.has_ended(*fact, len(of[pair.task].chunks) - 1) for fact in gained)
 
 
 def test_equal_arguments_give_equal_pairs_and_a_file_that_is_read(tmp_path):
@@ -86,14 +84,8 @@ def test_equal_arguments_give_equal_pairs_and_a_file_that_is_read(tmp_path):
 
 
 def test_other_tasks_than_synthetic_ones_and_refusals():
-    task = TASKS[0].model_copy(
-        update={
-            "gold_operations": (
-                GoldOperation(kind="core_update", chunk=0, category="", content="Ana, 30"),
-                GoldOperation(kind="insert", chunk=0, category="semantic", content="lives in Rome"),
-            )
-        }
-    )
+    operations = (gold("core_update", 0, "Ana, 30", category=""), gold("insert", 0, "lives in Rome"))
+    task = TASKS[0].model_copy(update={"gold_operations": operations})
     for pair in memory_pairs([task], 6):
         assert pair.chosen.startswith("memory\ncore: Ana, 30\n") and pair.fault in ("missing", "duplicate", "chitchat")
     with pytest.raises(DataError, match="has no gold operations: what a good memory would be is not known"):

@@ -6,26 +6,21 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rollout import broken, delete, insert, roll, skip, update
+from rollout import broken, delete, gold, insert, roll, skip, update
 
 from memalpha.config import MemoryFunction, RewardConfig
 from memalpha.errors import RewardError
 from memalpha.qa.memory_reward import BESIDE, IDLE, GoldFacts, MemoryReward
 from memalpha.qa.scoring.judge import ContentVerdicts
 from memalpha.store.values import is_copied
-from memalpha.types import Chunk, GoldOperation, Task
-
-
-def op(kind, chunk, content="", replaces=None, category="semantic"):
-    return GoldOperation(kind=kind, chunk=chunk, category=category, content=content, replaces=replaces)
-
+from memalpha.types import Chunk, Task
 
 # chunk 0 states two facts, chunk 1 changes one and retracts the other, chunk 2 is small talk
 GOLD = (
-    op("insert", 0, "city: Oslo"),
-    op("insert", 0, "pet: cat"),
-    op("update", 1, "city: Rome", "city: Oslo"),
-    op("delete", 1, replaces="pet: cat"),
+    gold("insert", 0, "city: Oslo"),
+    gold("insert", 0, "pet: cat"),
+    gold("update", 1, "city: Rome", "city: Oslo"),
+    gold("delete", 1, replaces="pet: cat"),
 )
 TASK = Task(id="t", chunks=tuple(Chunk(text="word " * 30) for _ in range(3)), gold_operations=GOLD)
 
@@ -123,15 +118,12 @@ def test_a_fact_that_is_lost_costs_what_it_gave():
     assert reward.reward(roll(goldless, STATED), []).weights["r4"] == 0.0
 
 
-CORRECTED = TASK.model_copy(
-    update={
-        "gold_operations": (
-            op("insert", 0, "meeting: Monday"),
-            op("update", 1, "meeting: Tuesday", "meeting: Monday"),
-            op("update", 1, "meeting: Friday", "meeting: Tuesday"),
-        )
-    }
+MEETINGS = (
+    gold("insert", 0, "meeting: Monday"),
+    gold("update", 1, "meeting: Tuesday", "meeting: Monday"),
+    gold("update", 1, "meeting: Friday", "meeting: Tuesday"),
 )
+CORRECTED = TASK.model_copy(update={"gold_operations": MEETINGS})
 
 
 @pytest.mark.parametrize(
@@ -163,15 +155,8 @@ def test_the_state_does_not_depend_on_ids_or_order(first, second, rng):
     assert reward.reward(roll(TASK, *turns), []).components["r4"] == scored
 
 
-CITIES = ("Oslo", "Rome", "Lima")
-MOVES = TASK.model_copy(
-    update={
-        "gold_operations": (
-            op("insert", 0, "city: Oslo"),
-            *(op("update", chunk, f"city: {CITIES[chunk]}", f"city: {CITIES[chunk - 1]}") for chunk in (1, 2)),
-        )
-    }
-)
+CITIES = (gold("insert", 0, "city: Oslo"), GOLD[2], gold("update", 2, "city: Lima", "city: Rome"))
+MOVES = TASK.model_copy(update={"gold_operations": CITIES})
 
 
 @pytest.mark.parametrize(
@@ -242,7 +227,7 @@ def test_what_a_turn_earns(component, turns, index, value):
 
 
 def test_an_update_must_replace_what_is_no_longer_true():
-    task = TASK.model_copy(update={"gold_operations": (*GOLD, op("insert", 2, "job: nurse"))})
+    task = TASK.model_copy(update={"gold_operations": (*GOLD, gold("insert", 2, "job: nurse"))})
     wrong = components(OSLO, MOVE, [update("city: Rome", "job: nurse")], task=task)
     assert wrong.components["r4"][2] == 0.0  # true, but the city still held
     assert components(OSLO * 4).turns[0] < components(OSLO).turns[0], "duplicates never raise a turn"
@@ -296,14 +281,14 @@ def test_bounds_and_that_the_order_of_questions_does_not_matter(turn_reward, two
 
 
 def test_gold_knows_when_a_fact_holds():
-    gold = GoldFacts(TASK)
-    assert [gold.holds("semantic", "city: Oslo", chunk) for chunk in range(3)] == [True, False, False]
-    assert [gold.holds("semantic", "CITY: Rome", chunk) for chunk in range(3)] == [False, True, True]
-    again = TASK.model_copy(update={"gold_operations": (*GOLD, op("update", 2, "city: Oslo", "city: Rome"))})
+    facts = GoldFacts(TASK)
+    assert [facts.holds("semantic", "city: Oslo", chunk) for chunk in range(3)] == [True, False, False]
+    assert [facts.holds("semantic", "CITY: Rome", chunk) for chunk in range(3)] == [False, True, True]
+    again = TASK.model_copy(update={"gold_operations": (*GOLD, gold("update", 2, "city: Oslo", "city: Rome"))})
     assert [GoldFacts(again).holds("semantic", "city: Oslo", chunk) for chunk in range(3)] == [True, False, True]
-    twice = TASK.model_copy(update={"gold_operations": (op("insert", 0, "pet: cat"), *GOLD)})
+    twice = TASK.model_copy(update={"gold_operations": (gold("insert", 0, "pet: cat"), *GOLD)})
     assert [GoldFacts(twice).holds("semantic", "pet: cat", chunk) for chunk in range(3)] == [
-        gold.holds("semantic", "pet: cat", chunk) for chunk in range(3)
+        facts.holds("semantic", "pet: cat", chunk) for chunk in range(3)
     ]
 
 

@@ -1,7 +1,5 @@
 """Systems of one's own from the command line: what they get, and what is said when they raise."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Systems under one protocol: the same budget, reader and questions for all, and nothing of what is still to come."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

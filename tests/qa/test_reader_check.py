@@ -1,7 +1,5 @@
 """An evaluation whose reader only thinks, or never ends, stops with the keys that mend it; all others are unchanged."""
 
-from __future__ import annotations
-
 import pytest
 
 from memalpha.agent.reader import ExtractiveReader, PolicyReader, RetrievedMemory

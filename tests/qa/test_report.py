@@ -1,7 +1,5 @@
 """Cells of tables and files of reports."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

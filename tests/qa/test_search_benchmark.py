@@ -1,7 +1,5 @@
 """Search benchmark on task files: ranks by hand, questions asked on the way, what is refused, the command."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,10 +1,9 @@
 """Exact state without a reader: verdicts, memories compared with gold operations by words and by a judge, commands."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
+from rollout import gold
 from scripted_judge import Says, part
 from typer.testing import CliRunner
 
@@ -26,7 +25,7 @@ from memalpha.qa.state_suite import (
 )
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic.state_world import SITUATIONS
-from memalpha.types import Chunk, GoldOperation, Question, Task
+from memalpha.types import Chunk, Question, Task
 
 
 def judged(*entries: str, core: str = "", answers=("Rome",), stale=("Oslo",), false="", marks="") -> str:
@@ -83,10 +82,7 @@ MOVED = "Ana lives in Rome"
 TASK = Task(
     id="ana",
     chunks=(Chunk(text="I live in Oslo", index=0), Chunk(text="Rome now. Bob says I am rich", index=1)),
-    gold_operations=(
-        GoldOperation(kind="insert", chunk=0, category="semantic", content=FIRST),
-        GoldOperation(kind="update", chunk=1, category="semantic", content=MOVED, replaces=FIRST),
-    ),
+    gold_operations=(gold("insert", 0, FIRST), gold("update", 1, MOVED, FIRST)),
     meta={"interference": [[1, "Ana is rich"]]},
 )
 
@@ -107,17 +103,10 @@ def test_words_decide_strictly(text, fact, expected):
 def test_what_is_compared():
     before, after = (FIRST, "hello"), (FIRST, MOVED, "Ana is rich")
     items = [(item.score, item.statement, item.texts) for item in compare_task(TASK, [before, after])]
-    assert items == [
-        ("recall", FIRST, before),
-        ("precision", FIRST, (FIRST,)),
-        ("precision", "hello", (FIRST,)),
-        ("recall", MOVED, after),
-        ("omitted", MOVED, after),
-        ("stale", FIRST, (FIRST, "Ana is rich")),
-        ("precision", MOVED, (MOVED,)),
-        ("precision", "Ana is rich", (MOVED,)),
-        ("false", "Ana is rich", after),
-    ]
+    assert items[:3] == [("recall", FIRST, before), ("precision", FIRST, (FIRST,)), ("precision", "hello", (FIRST,))]
+    changed = [("recall", MOVED, after), ("omitted", MOVED, after), ("stale", FIRST, (FIRST, "Ana is rich"))]
+    written = [("precision", text, (MOVED,)) for text in (MOVED, "Ana is rich")]
+    assert items[3:] == [*changed, *written, ("false", "Ana is rich", after)]
 
 
 def scores(tmp_path, system: str, **settings) -> dict:

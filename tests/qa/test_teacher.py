@@ -1,7 +1,5 @@
 """A teacher's conversations: the best attempt becomes rows, a stopped call resumes, nothing is left out unsaid."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Interrupted evaluations: what is done is kept, the same command resumes, another one begins again; progress lines."""
 
-from __future__ import annotations
-
 import io
 import json
 from contextlib import closing

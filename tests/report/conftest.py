@@ -1,7 +1,5 @@
 """A small run directory with the files that a finished training run leaves."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Charts: where marks and intervals land, and that their text is safe and readable."""
 
-from __future__ import annotations
-
 import xml.etree.ElementTree as ET
 
 import pytest

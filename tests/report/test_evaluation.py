@@ -1,7 +1,5 @@
 """The page's part on an evaluation: figures and losses from records, every failure to open, anchors that lead there."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

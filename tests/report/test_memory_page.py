@@ -1,7 +1,5 @@
 """The page of a memory shows every moment of it, and never runs what somebody wrote into it."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

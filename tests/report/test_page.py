@@ -1,7 +1,5 @@
 """The page says what the run directory says, needs no network, and names what is missing."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

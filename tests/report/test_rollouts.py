@@ -1,7 +1,5 @@
 """The rollouts of a run: read while it writes, shown in a file and in a page that follows the run."""
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """Named reward functions: values by row, weights, what is refused and how it is named, async in one loop."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Programs and their tests: what is read from replies and columns, what passes, and what cannot be a test."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """Rewards of form: patterns with a time limit, the first JSON value of a reply, schemas."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Judges as a reward: the grades, what they are shown, servers that fail."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers read from replies, truths from data sets, and when the two are equal; hostile answers end."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

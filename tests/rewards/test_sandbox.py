@@ -1,7 +1,5 @@
 """Programs under attack: they earn nothing, nothing is left, the next is scored right; and no sandbox, no run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,6 +1,4 @@
-"""Rollouts that make given calls, for tests of rewards, records and judges."""
-
-from __future__ import annotations
+"""Gold operations, and rollouts that make given calls, for tests of rewards, records and judges."""
 
 from typing import Any
 
@@ -10,7 +8,7 @@ from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import load_schema
 from memalpha.store.state import MemoryState
-from memalpha.types import Completion, Task, Trajectory
+from memalpha.types import Completion, GoldOperation, Task, Trajectory
 
 EMBEDDER = HashEmbedder(64)
 SCHEMA = load_schema("mem-alpha")
@@ -31,6 +29,10 @@ def update(old: str, new: str) -> Call:
 
 def delete(old: str) -> Call:
     return "memory_delete", {"of": old}
+
+
+def gold(kind: Any, chunk: int, content="", replaces=None, *, turn=None, category="semantic") -> GoldOperation:
+    return GoldOperation(kind=kind, chunk=chunk, category=category, content=content, replaces=replaces, turn=turn)
 
 
 def roll(task: Task, *turns: list[Call], rollout: int = 0) -> Trajectory:

@@ -266,20 +266,6 @@ def score_of(prompts: Sequence[JudgePrompt], values: Sequence[float]) -> float:
     return keypoint_f1(int(sum(stated)), len(stated), int(sum(supported)), len(supported), values[-1])
 
 
-__all__ = [
-    "Item",
-    "Judge",
-    "Judgement",
-    "Statement",
-    "Vote",
-    "Write",
-    "agreement",
-    "item_of",
-    "load_judge",
-    "read_verdict",
-]
-
-
 @dataclass(frozen=True, slots=True)
 class Vote:
     """Verdicts of one judge on an item's prompts.

@@ -1,7 +1,5 @@
 """Judges: what they are asked, how a verdict is read, votes, agreement with known labels, and a server that fails."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

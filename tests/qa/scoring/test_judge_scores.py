@@ -1,7 +1,5 @@
 """Judges in rewards and beside other metrics: one batch a step, the parts of the reward, and what a failure does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
