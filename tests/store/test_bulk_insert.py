@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores import new
 
 import memalpha.store.backends.namespace
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownCategory
@@ -35,10 +36,6 @@ facts = st.lists(
     ),
     max_size=12,
 )
-
-
-def new() -> MemoryStore:
-    return MemoryStore.open(":memory:", embedder="hash")
 
 
 def rows_of(store: MemoryStore) -> list[list[tuple]]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stores import new
 
 from memalpha.errors import ScrubPending, StoreError, UnknownEntry, UnknownFieldWarning
 from memalpha.store.backends.sqlite import SQLiteDatabase
@@ -17,10 +18,6 @@ from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
 
 SECRETS = ["zyxomma", "Größenwahn", "qwobblefrotz", "1899-12-31", "chat-vrumquip", "turn-blixnard", "vorpalgimble"]
-
-
-def new(path: str | Path = ":memory:", **options) -> MemoryStore:
-    return MemoryStore.open(path, embedder="hash", **options)
 
 
 def bytes_of(path: Path) -> bytes:

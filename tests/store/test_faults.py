@@ -1,11 +1,11 @@
 """Full disks, I/O errors, half writes and kills at write and sync calls, by `eval/store/attacks/faults.py`."""
 
-import importlib.util
 import shutil
 import sys
 from pathlib import Path
 
 import pytest
+from stores import import_file
 
 FAULTS = Path(__file__).parents[2] / "eval" / "store" / "attacks" / "faults.py"
 pytestmark = [
@@ -17,11 +17,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def faults():
-    spec = importlib.util.spec_from_file_location("store_faults", FAULTS)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_file(FAULTS)
 
 
 def test_a_failing_call_leaves_the_state_before_or_after(faults) -> None:

@@ -3,14 +3,10 @@
 from pathlib import Path
 
 import pytest
+from stores import new
 
 from memalpha.errors import StoreError
 from memalpha.store.backends.sqlite import SQLiteDatabase
-from memalpha.store.store import MemoryStore
-
-
-def new(path: str | Path = ":memory:") -> MemoryStore:
-    return MemoryStore.open(path, embedder="hash")
 
 
 def test_a_fork_that_cannot_be_made_is_refused(tmp_path: Path) -> None:

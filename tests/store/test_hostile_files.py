@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stores import tamper
 
 from memalpha.errors import DamagedStore, StoreError
 from memalpha.store.checks.integrity import examine
@@ -27,14 +28,6 @@ def path(tmp_path: Path) -> Path:
         for index in range(4):
             store.insert("semantic", f"fact {index}: value {index}", metadata={"user": "ana"})
     return path
-
-
-def tamper(path: Path, script: str) -> bytes:
-    """Change a file behind the store's back and return its bytes afterwards."""
-    rows = sqlite3.connect(path, isolation_level=None)
-    rows.executescript(f"{script}; PRAGMA wal_checkpoint(TRUNCATE)")
-    rows.close()
-    return path.read_bytes()
 
 
 ADDED = {

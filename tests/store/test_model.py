@@ -1,9 +1,9 @@
 """Random programs on a store, compared with the naive memory and the brute-force search of `eval/store/model/`."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from stores import import_file
 
 pytestmark = pytest.mark.sqlite
 MACHINE = Path(__file__).parents[2] / "eval" / "store" / "model" / "machine.py"
@@ -11,11 +11,7 @@ MACHINE = Path(__file__).parents[2] / "eval" / "store" / "model" / "machine.py"
 
 @pytest.fixture(scope="module")
 def machine():
-    spec = importlib.util.spec_from_file_location("store_machine", MACHINE)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_file(MACHINE)
 
 
 def test_a_store_is_what_a_naive_memory_says(machine) -> None:

@@ -4,16 +4,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from stores import new
 
 from memalpha.errors import DamagedStore, InvalidContent, StoreError, UnknownEntry
 from memalpha.store.async_store import AsyncMemoryStore
 from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry, Operation
-
-
-def new(path: str | Path = ":memory:") -> MemoryStore:
-    return MemoryStore.open(path, embedder="hash")
 
 
 def contents(store: MemoryStore) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores import facts, new
 
 from memalpha.errors import DataError, InvalidContent, StoreError, UnknownCategory
 from memalpha.store.embedding import load_embedder
@@ -21,15 +22,6 @@ HASH = load_embedder("hash")
 
 def memory_of(state: MemoryState) -> WorkingMemory:
     return WorkingMemory(state, HASH)
-
-
-def facts(store: MemoryStore, number: int = 5) -> None:
-    for index in range(number):
-        store.insert("semantic", f"fact {index}: value {index}", source="test")
-
-
-def new(path: str | Path = ":memory:", **options) -> MemoryStore:
-    return MemoryStore.open(path, embedder="hash", **options)
 
 
 def fact_lists():

@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+from stores import facts, new
 
 from memalpha.errors import DataError, EmbedderError, InvalidContent, MemalphaError, StoreError
 from memalpha.store.backends import base, sqlite
@@ -22,15 +23,6 @@ from memalpha.store.store import MemoryStore
 
 HASH = load_embedder("hash")
 QUERY = "what is the value of a pet?"
-
-
-def facts(store: MemoryStore, number: int = 5) -> None:
-    for index in range(number):
-        store.insert("semantic", f"fact {index}: value {index}", source="test")
-
-
-def new(path: str | Path = ":memory:", **options) -> MemoryStore:
-    return MemoryStore.open(path, embedder="hash", **options)
 
 
 @pytest.mark.sqlite

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from stores import import_file
 
 from memalpha.errors import StoreError, UnknownEntry, install_command
 from memalpha.store import open as opening
@@ -33,11 +33,7 @@ EVAL = Path(__file__).parents[3] / "eval" / "store" / "postgres_check.py"
 @pytest.fixture
 def check():
     pytest.importorskip("psutil")
-    spec = importlib.util.spec_from_file_location("postgres_check", EVAL)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return import_file(EVAL)
 
 
 def new(url: str, **options) -> MemoryStore:

@@ -4,6 +4,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from stores import tamper
 
 from memalpha.errors import StoreError
 from memalpha.store.checks.integrity import examine
@@ -27,13 +28,6 @@ def path(tmp_path: Path) -> Path:
         store.undo()
         store.namespace("other").insert("episodic", "trip: Rome")
     return path
-
-
-def tamper(path: Path, script: str) -> None:
-    """Change a store behind its back, as a fault of the disk or of a program might."""
-    rows = sqlite3.connect(path, isolation_level=None)
-    rows.executescript(script)
-    rows.close()
 
 
 def contents(path: Path) -> object:

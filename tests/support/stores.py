@@ -1,0 +1,38 @@
+"""Stores of the tests, and what is done to their files."""
+
+from __future__ import annotations
+
+import importlib.util
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from memalpha.store.store import MemoryStore
+
+
+def new(path: str | Path = ":memory:", **options) -> MemoryStore:
+    """Open a store with the hash embedder."""
+    return MemoryStore.open(path, embedder="hash", **options)
+
+
+def facts(store: MemoryStore, number: int = 5) -> None:
+    """Insert some facts."""
+    for index in range(number):
+        store.insert("semantic", f"fact {index}: value {index}", source="test")
+
+
+def tamper(path: Path, script: str) -> bytes:
+    """Change a file behind the store's back and return its bytes afterwards."""
+    rows = sqlite3.connect(path, isolation_level=None)
+    rows.executescript(f"{script}; PRAGMA wal_checkpoint(TRUNCATE)")
+    rows.close()
+    return path.read_bytes()
+
+
+def import_file(path: Path) -> Any:
+    """Import a script of `eval/` as a module."""
+    spec = importlib.util.spec_from_file_location(f"imported_{path.stem}", path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
