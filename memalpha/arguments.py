@@ -181,7 +181,6 @@ def is_finite_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
-
 def check_target(path: Path, *, error: type[MemalphaError] = StoreError) -> None:
     """Raise if a device or a pipe is at a path: a complete file that is moved there would replace it.
 

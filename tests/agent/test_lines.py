@@ -49,21 +49,12 @@ def test_the_grammar():
     assert read("<think>+semantic no") == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "Sure!",
-        "+ text",
-        "-",
-        "- job#3",
-        "-job#3 pilot",
-        "~ x",
-        "..",
-        "* semantic x",
-        "+e @2024-03-00 x",
-        "+e @2024-13 x",
-    ],
-)
+OTHER_LINES = [
+    "Sure!", "+ text", "-", "- job#3", "-job#3 pilot", "~ x", "..", "* semantic x", "+e @2024-03-00 x", "+e @2024-13 x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", OTHER_LINES)
 def test_any_other_line_is_malformed_and_the_rest_is_read(line):
     assert read(f"{line}\n.") == [("malformed", line), ("memory_skip", {})]
 

@@ -16,17 +16,8 @@ NASTY = st.text() | st.lists(
 ).map("".join)
 VALUES = NASTY | st.none() | st.booleans() | st.integers(-(10**6), 10**6)
 WORDS = [
-    "<tool_call>",
-    "</tool_call>",
-    '"name"',
-    '"arguments"',
-    "\\u12",
-    "```json",
-    "null",
-    "1e999",
-    "<think>",
-    "9" * 5000,
-]
+    "<tool_call>", "</tool_call>", '"name"', '"arguments"', "\\u12", "```json", "null", "1e999", "<think>", "9" * 5000,
+]  # fmt: skip
 PIECES = st.lists(st.sampled_from([*WORDS, *"{}[]\"':,-x\n"]) | st.text(max_size=5)).map("".join)
 
 

@@ -52,7 +52,7 @@ def count_work(memory: Memory) -> Iterator[list[int]]:
 def test_a_view_of_a_larger_memory_takes_no_more_work(kind: str) -> None:
     config = AgentConfig(embedder="hash")
     work = []
-    for size in (500, 2000):
+    for size in (250, 1000):
         memory = new_memory(kind)
         for number in range(size):
             memory.insert("semantic", f"fact {number}: {WORDS[number % 7]}")

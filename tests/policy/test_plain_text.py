@@ -24,28 +24,12 @@ from memalpha.types import Chunk, Hit, MemoryEntry, Observation, SampleRequest, 
 TEMPLATES = sorted((Path(trl.__file__).parent / "chat_templates").glob("*.jinja"))
 DESCRIPTIONS = ("name", "description", "type", "enum", "required", "parameters", "IMPORTANT", "SYS", "args-json-object")
 """Tags in which templates describe tools, inside a system message alone."""
-OTHERS = [  # of families without a template there
-    *(
-        "[gMASK]",
-        "<sop>",
-        "<reserved_106>",
-        "[|user|]",
-        "[|endofturn|]",
-        "<seed:bos>",
-        "<seed:tool_call>",
-        "]~b]",
-        "[e~[",
-    ),
-    *(
-        "<extra_id_0>",
-        "<SPECIAL_10>",
-        "<minimax:tool_call>",
-        "<｜hy_User｜>",
-        "<beginoftext>",
-        "<|im_user|>",
-        "[SYSTEM_PROMPT]",
-    ),
-]
+OTHERS = [
+    "[gMASK]", "<sop>", "<reserved_106>", "[|user|]", "[|endofturn|]", "<seed:bos>", "<seed:tool_call>", "]~b]", "[e~[",
+    "<extra_id_0>", "<SPECIAL_10>", "<minimax:tool_call>", "<｜hy_User｜>", "<beginoftext>", "<|im_user|>",
+    "[SYSTEM_PROMPT]",
+]  # fmt: skip
+"""Marks of families without a template there."""
 
 
 def template_marks(path: Path) -> set[str]:

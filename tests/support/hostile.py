@@ -11,20 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 Fault = str | None
-FAULTS = (
-    "429",
-    "429 0.5",
-    "500",
-    "503 0.5",
-    "hang",
-    "cut",
-    "half",
-    "gone",
-    "empty",
-    "error",
-    "choice error",
-    "no choices",
-)
+PROVIDER_ERROR = {"message": {"content": ""}, "error": {"message": "the provider is away"}, "finish_reason": "error"}
+BODIES = {
+    "empty": None,
+    "error": {"error": {"message": "upstream is away"}},
+    "choice error": {"choices": [PROVIDER_ERROR]},
+    "no choices": {"choices": []},
+}
+"""Faulty bodies with status 200."""
+FAULTS = ("429", "429 0.5", "500", "503 0.5", "hang", "cut", "half", "gone", *BODIES)
 """Faults that pass: a status (with the seconds of its Retry-After), a hang, a body cut short, half of a JSON, a
 connection closed before the answer, an empty body, an error with status 200, one beside a message, an answer without
 one."""
@@ -62,7 +57,6 @@ class HostileServer:
         self.bodies: list[Mapping[str, Any]] = []
         self.headers: list[Mapping[str, str]] = []
         self.at_once = self.most_at_once = 0
-        self.delay = 0.0
         self.hold: Callable[[str], bool] = lambda prompt: False
         """Return True while the answer to a prompt must wait."""
 
@@ -126,26 +120,14 @@ class HostileServer:
         self.bodies.append(body)
         self.seen[prompt] += 1
         fault = self.fault(prompt, self.seen[prompt])
-        await asyncio.sleep(self.delay)
         while self.hold(prompt):
             await asyncio.sleep(0.002)
         if fault == "hang":
             await asyncio.sleep(3600)
         if fault == "gone":
             return False
-        if fault == "empty":
-            return self._send(writer, 200, None)
-        if fault == "error":
-            return self._send(writer, 200, {"error": {"message": "upstream is away"}})
-        if fault == "choice error":
-            choice = {
-                "message": {"content": ""},
-                "error": {"message": "the provider is away"},
-                "finish_reason": "error",
-            }
-            return self._send(writer, 200, {"choices": [choice]})
-        if fault == "no choices":
-            return self._send(writer, 200, {"choices": []})
+        if fault in BODIES:
+            return self._send(writer, 200, BODIES[fault])
         if fault is not None and fault[0].isdigit():
             status, _, after = fault.partition(" ")
             extra = f"Retry-After: {after}\r\n" if after else ""

