@@ -13,6 +13,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    FiniteFloat,
     ModelWrapValidatorHandler,
     field_validator,
     model_validator,
@@ -322,7 +323,7 @@ class JudgeConfig(ChatConfig):
     judges: tuple[str, ...] = Field(
         min_length=1, description="policies: http://HOST/v1#MODEL, openai:MODEL, a directory or a hub id"
     )
-    weights: tuple[float, ...] | None = Field(default=None, description="one weight per judge (default: equal)")
+    weights: tuple[FiniteFloat, ...] | None = Field(default=None, description="one weight per judge (default: equal)")
     max_new_tokens: int = Field(default=512, gt=0, description="room for a verdict with its reason")
     endpoint: EndpointConfig = EndpointConfig()
 

@@ -79,6 +79,8 @@ def test_the_baseline_goes_first():
         compare(systems(a=LOW, b=HIGH), baseline="d")
     with pytest.raises(DataError, match="two systems"):
         compare(systems(a=LOW))
+    with pytest.raises(DataError, match="no question in common"):
+        compare(systems(a=LOW, b=[record("z", 0, True)]), common=True)
 
 
 def test_score_or_correct():
@@ -108,11 +110,6 @@ def test_other_questions_are_refused(other, message):
     assert sum(comparison.left_out.values()) == abs(len(other) - 48) + 2 * (len(other) == 48)
 
 
-def test_nothing_in_common():
-    with pytest.raises(DataError, match="no question in common"):
-        compare(systems(a=LOW, b=[record("z", 0, True)]), common=True)
-
-
 def test_seeds_are_averaged_by_question_and_their_spread_is_told(tmp_path):
     # A seed's one system may have another name: that of its checkpoint.
     names = [write(tmp_path / f"a{seed}", records(0.5, seed), f"checkpoint {seed}") for seed in range(3)]
@@ -128,9 +125,7 @@ def test_seeds_are_averaged_by_question_and_their_spread_is_told(tmp_path):
 
 
 def test_what_was_not_evaluated_alike_is_told(tmp_path):
-    entry, two, three = (
-        write(tmp_path / name, comparison) for name, comparison in (("a", LOW), ("b", HIGH), ("c", HIGH))
-    )
+    entry, two, three = (write(tmp_path / name, some) for name, some in (("a", LOW), ("b", HIGH), ("c", HIGH)))
     for name, metric in (("a", "exact"), ("b", "f1")):
         summary = {"reader": "copy (floor)", "metric": metric, "budget": 2048}
         (tmp_path / name / "eval" / "system.json").write_text(json.dumps(summary))
@@ -165,13 +160,10 @@ def test_a_run_of_several_systems(tmp_path):
 
 def test_records_come_back_as_they_were(tmp_path):
     path = tmp_path / "a.jsonl"
-    full = [
-        *LOW,
-        Record(
-            "t", 1, "q", "x", "updated", "?", "half \ud800 a pair", (), 0.5, False, ("e1",), True, False, True, True,
-            "rag", True, 17, 0.5, True, "not_retrieved", False, {"f1": 0.5},
-        ),
-    ]  # fmt: skip
+    fields = {"retrieved": ("e1",), "written": True, "live": False, "stale": True, "conflict": True, "system": "rag"}
+    fields |= {"abstained": True, "tokens": 17, "evidence_recall": 0.5, "support_retrieved": True, "ceiling": False}
+    fields |= {"error_class": "not_retrieved", "scores": {"f1": 0.5}}
+    full = [*LOW, Record("t", 1, "q", "x", "updated", "?", "half \ud800 a pair", (), 0.5, False, **fields)]
     save_records(full, path)
     assert load_records(path) == full
 
@@ -241,11 +233,8 @@ def test_the_command_keeps_the_systems_that_are_named(tmp_path):
     runs = [single, str(tmp_path / "a"), str(tmp_path / "b")]
     done = CliRunner().invoke(app, ["compare", *runs, "--system", "after", "--json"])
     assert done.exit_code == 0, done.output
-    assert {line["system"] for line in json.loads(done.stdout)["lines"]} == {
-        single,
-        f"{runs[1]}:after",
-        f"{runs[2]}:after",
-    }
+    named = {single, f"{runs[1]}:after", f"{runs[2]}:after"}
+    assert {line["system"] for line in json.loads(done.stdout)["lines"]} == named
     done = CliRunner().invoke(app, ["compare", runs[1], "--baseline", "oracle", "--system", "after", "--json"])
     assert {line["system"] for line in json.loads(done.stdout)["lines"]} == {"after", "oracle"}
     with pytest.raises(DataError, match=r"--system befor: there are .*:after"):

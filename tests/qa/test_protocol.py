@@ -1,6 +1,11 @@
 """Systems under one protocol: the same budget, reader and questions for all, and nothing of what is still to come."""
 
+import json
+import re
+import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_policy import FakePolicy
@@ -12,16 +17,17 @@ from talk import TASK
 from memalpha.agent.prompts import order_notes
 from memalpha.agent.reader import PolicyReader
 from memalpha.config import ReaderConfig, WorldConfig
-from memalpha.errors import ConfigError, DataError, EvaluationError, PolicyError
+from memalpha.errors import ConfigError, DataError, EvaluationError, InvalidContent, PolicyError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate, run_systems
 from memalpha.qa.passages import Passage, cut_to_budget, passage_tokens, passages_as_hits, window_passages
 from memalpha.qa.reader import load_reader
-from memalpha.qa.report import as_markdown, estimate_tokens, print_table, table_rows
+from memalpha.qa.report import Report, as_markdown, estimate_tokens, format_cell, print_table, save_results, table_rows
 from memalpha.qa.scoring.judge import Judge, UnjudgedAnswer
 from memalpha.qa.systems import Streamed, SystemSettings, load_system
-from memalpha.store.embedding import load_embedder
+from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.tasks.chunking import rechunk
+from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
@@ -103,12 +109,8 @@ def test_records_say_what_is_known():
     assert empty["accuracy"] == 0.25, "of four questions, of which the ceiling's three name evidence"
     assert reports["empty"].summary["losses"] == {"never_written": 3} and reports["empty"].summary["tokens"] == 0
     early, late, *_ = reports["facts"].records
-    assert (
-        early.error_class == "never_written"
-        and late.correct
-        and late.error_class is None
-        and late.evidence_recall == 1.0
-    )
+    assert early.error_class == "never_written"
+    assert late.correct and late.error_class is None and late.evidence_recall == 1.0
     assert reports["rag"].summary["conflicts"] == "keep"
     assert reports["rag"].summary["evidence_recall@5"] == 1.0 and reports["rag"].records[0].system == "rag"
     assert reports["rag"].records[0].scores.keys() >= {"contains", "f1", "exact", "evidence_recall@5"}
@@ -144,10 +146,8 @@ def test_by_what_contradictions_are_refused_is_said():
     reader = load_reader(ReaderConfig(conflicts="refuse"))
     task = TASK.model_copy(update={"questions": (Question(id="q", question="Which city?", answers=("Lima",)),)})
     reports = run_systems(sources, [task], reader, embedder="hash")
-    assert [report.summary["conflicts"] for report in reports] == [
-        "refuse, by all that is held",
-        "refuse, by what is shown",
-    ]
+    rules = ["refuse, by all that is held", "refuse, by what is shown"]
+    assert [report.summary["conflicts"] for report in reports] == rules
     assert [report.summary["accuracy"] for report in reports] == [0.0, 1.0]
     assert "conflicts: refuse, by all that is held (Open); refuse, by what is shown (_Odd)" in as_markdown(reports)
 
@@ -184,9 +184,8 @@ def judging(reply) -> Judge:
 
 
 def test_a_reader_sees_date_and_choices_of_a_question():
-    question = Question(
-        id="q", question="Where?", answers=("b",), meta={"date": "2024-06-01", "choices": {"b": "Rome"}}
-    )
+    meta = {"date": "2024-06-01", "choices": {"b": "Rome"}}
+    question = Question(id="q", question="Where?", answers=("b",), meta=meta)
     task, model = TASK.model_copy(update={"questions": (question,)}), FakePolicy(lambda request: "(b)")
     run_systems(["rag"], [task], PolicyReader(model), embedder="hash")
     evaluate(ScriptedPolicy("add-all"), [task], PolicyReader(model))
@@ -281,9 +280,7 @@ def test_bad_input_is_refused(tmp_path, monkeypatch):
         run("broken_system_of_a_test:Thing")
     with pytest.raises(ConfigError, match="lacks read, context, size"):
         run("builtins:dict")
-    with pytest.raises(
-        ConfigError, match=r"no system 'rga' \(did you mean 'rag'\?\): there are empty, append-only, rag,"
-    ):
+    with pytest.raises(ConfigError, match=r"no system 'rga' \(did you mean 'rag'\?\): there are empty, append-only,"):
         run("rga")
     with pytest.raises(EvaluationError, match=r"json:dumps: task 'talk': TypeError: .* positional argument: 'obj'"):
         run("json:dumps")
@@ -306,3 +303,110 @@ class _Odd:
 
     def size(self):
         return 0
+
+
+# ------------------------------------------------------------------------------------- systems that raise
+
+FAULTY = """
+class Faulty:
+    name = "faulty"
+
+    def read(self, chunk):
+        if chunk.index == 1:
+            return self.look(chunk)
+
+    def look(self, chunk):
+        return {}["key"]
+
+    def context(self, question):
+        yield question[100]
+
+    def size(self):
+        return 0
+
+
+class Late(Faulty):
+    def look(self, chunk):
+        pass
+
+
+class Unmade(Faulty):
+    def __init__(self):
+        raise OSError("no disk")
+"""
+
+
+def test_a_chunk_that_no_store_takes_is_named(memalpha, tmp_path):
+    talk = TASK.model_copy(update={"chunks": (Chunk(text="word " * 220_000), *TASK.chunks[1:])})
+    save_jsonl([talk.model_copy(update={"questions": TASK.questions[-1:]})], tmp_path / "tasks.jsonl")
+    code, _, err = memalpha("eval", "tasks", f"data={tmp_path / 'tasks.jsonl'}", "systems=rag")
+    assert code and "system rag: task 'talk', chunk 0:" in err and "chunk_tokens=2048" in err
+
+
+def test_splitting_is_advised_for_long_chunks_alone():
+    class Blank:
+        def read(self, chunk):
+            raise InvalidContent("content is empty")
+
+    def make(*_) -> Any:
+        return Blank()
+
+    settings = SystemSettings(1000, 5, HashEmbedder(8))
+    with pytest.raises(EvaluationError, match=r"^system blank: task 'talk', chunk 0: content is empty$"):
+        Streamed("blank", make).retrieve([TASK], settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("Faulty", r"task 'talk', chunk 1: KeyError: 'key' \(.*faulty_system_of_a_test\.py, line 10\)"),
+        ("Late", r"task 'talk', chunk 1: IndexError: .* line 13\)"),
+        ("Unmade", r"task 'talk': OSError: no disk \(.* line 26\)"),
+    ],
+)
+def test_a_system_that_raises_ends_the_run_in_words_and_what_is_done_stays(memalpha, tmp_path, monkeypatch, name, says):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "faulty_system_of_a_test.py").write_text(FAULTY)
+    save_jsonl([TASK], tmp_path / "tasks.jsonl")
+    words = [f"systems=[rag,faulty_system_of_a_test:{name},empty]", "reader.kind=copy", "metric=contains", "out=run"]
+    code, _, err = memalpha("eval", "tasks", "data=tasks.jsonl", *words)
+    assert code == 1
+    told = rf"^memalpha: system faulty_system_of_a_test:{name}: {says}$"
+    assert re.search(told, err, re.M) and "Traceback" not in err
+    folder = tmp_path / "run" / "eval"
+    assert len((folder / "rag.jsonl").read_text().splitlines()) == 4
+    assert list(json.loads((folder / "summary.json").read_text())["systems"]) == ["rag"]
+
+
+# --------------------------------------------------------------------------------------- files of reports
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        (None, "-"), ("extractive", "extractive"), (True, "True"), (12_345, "12345"), (0.0, "0.000"),
+        (0.12349, "0.123"), (-0.5, "-0.500"), (10.0, "10.000"), (10.04, "10"), (10.6, "11"), (12_345.6, "12,346"),
+    ],
+)  # fmt: skip
+def test_a_cell_has_three_decimals_up_to_ten(value, cell):
+    assert format_cell(value) == cell
+
+
+@pytest.mark.parametrize(("name", "stem"), [("oracle", "oracle"), ("policy:org/model", "policy-org-model")])
+def test_a_report_of_any_name_lies_in_one_folder(tmp_path, name, stem):
+    Report(name, {}, ()).save(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "eval").iterdir()) == [f"{stem}.json", f"{stem}.jsonl"]
+
+
+def test_a_summary_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):
+    (tmp_path / "summary.json").write_text("{}")
+
+    def fill_disk(path, text, **_):
+        path.write_bytes(b"")
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fill_disk)
+    with pytest.raises(OSError, match="no space"):
+        save_results(tmp_path, [Report("rag", {}, ())], {})
+    assert (tmp_path / "summary.json").read_text() == "{}"

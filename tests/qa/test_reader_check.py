@@ -51,9 +51,8 @@ THINKS, CUT, MUTE, ANSWERS = ("<think> Let me see", "length"), ("Ana lives in", 
 )
 def test_the_first_answers_stop_an_evaluation(reply, reason):
     checked = CheckedReader(reader(reply))
-    with pytest.raises(
-        EvaluationError, match=rf"stopped after the first 32 answers: reader policy:some/model: {reason}"
-    ) as stop:
+    told = rf"stopped after the first 32 answers: reader policy:some/model: {reason}"
+    with pytest.raises(EvaluationError, match=told) as stop:
         checked.answer(ITEMS)
     assert checked.policy.batches == [32], "nothing else was read"
     for key in ("reader.thinking_tokens", "reader.chat_template_kwargs={enable_thinking: false}", "check_reader=False"):

@@ -37,12 +37,9 @@ def written(path: Path, policy, some=None, **options):
 def insert_lines(body) -> dict:
     """Return a message that inserts every line of the chunk."""
     chunk = body["messages"][-1]["content"].partition("New part of the conversation")[2].split("\n")[1:]
-    calls = [
-        {"type": "function", "id": str(n), "function": {"name": "memory_insert", "arguments": json.dumps(arguments)}}
-        for n, arguments in enumerate(
-            {"category": "semantic", "content": line.partition(": ")[2]} for line in chunk if line.strip()
-        )
-    ]
+    notes = [json.dumps({"category": "semantic", "content": line.partition(": ")[2]}) for line in chunk if line.strip()]
+    functions = [{"name": "memory_insert", "arguments": note} for note in notes]
+    calls = [{"type": "function", "id": str(n), "function": call} for n, call in enumerate(functions)]
     return {"role": "assistant", "content": None, "tool_calls": calls}
 
 
@@ -76,9 +73,8 @@ def test_rows_have_the_prompts_of_the_student_and_can_be_trained_on(tmp_path):
     first = [row for row in rows if row["chunk"] == 0]
     assert first and student.prompt == "compact"
     for row in first:
-        messages, _ = writer_messages(
-            Observation(by_id[row["task"]].chunks[0], task=by_id[row["task"]]), student, load_schema("mem-alpha")
-        )
+        task = by_id[row["task"]]
+        messages, _ = writer_messages(Observation(task.chunks[0], task=task), student, load_schema("mem-alpha"))
         assert row["prompt"] == [dict(message) for message in messages]
     loaded = load_rows(tmp_path / "rows.jsonl", policy)
     assert len(loaded) == len(rows)
@@ -111,9 +107,8 @@ def test_a_stopped_call_resumes_to_the_same_files(tmp_path, monkeypatch):
 
 def test_what_is_not_kept_is_said(tmp_path):
     lonely = Task(id="no question", chunks=(Chunk(text="Hi."),))
-    failing = Task(
-        id="nothing", chunks=(Chunk(text="Hi."),), questions=(Question(id="q", question="Who?", answers=("Ana",)),)
-    )
+    question = Question(id="q", question="Who?", answers=("Ana",))
+    failing = Task(id="nothing", chunks=(Chunk(text="Hi."),), questions=(question,))
     results = written(tmp_path / "rows.jsonl", ScriptedPolicy("fixed", text="Nothing."), [lonely, failing])
     assert [result.reason for result in results] == ["no question", "no call was executed"]
     assert not (tmp_path / "rows.jsonl").exists() or not lines(tmp_path / "rows.jsonl")

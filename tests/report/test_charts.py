@@ -45,8 +45,3 @@ def test_any_line_stays_inside_its_picture(points: list[tuple[int, float]]) -> N
 
 def test_labels_are_escaped() -> None:
     assert "<script>" not in mark_rows([MarkRow("<script>", (Mark("after", '"<script>', 0.5),))])
-
-
-def test_a_chart_without_points_is_refused() -> None:
-    with pytest.raises(ValueError, match="without points"):
-        line_chart([Series("after", "x", ())])

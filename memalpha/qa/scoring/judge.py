@@ -34,21 +34,20 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import MISSING, dataclass, replace
-from dataclasses import fields as fields_of
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.tools import format_validation_error
-from memalpha.arguments import brief_repr, is_finite_number, unique_keys
+from memalpha.arguments import is_finite_number, unique_keys
 from memalpha.config import JudgeConfig, RewardConfig
-from memalpha.errors import ConfigError, DataError, PolicyError
+from memalpha.errors import DataError, PolicyError
 from memalpha.policy.base import BilledPolicy, Policy, sample_checked
 from memalpha.policy.chat.text import enclose
 from memalpha.policy.load import load_policy
@@ -91,6 +90,8 @@ class Item:
         date: Day on which the question was asked.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
+
     question: str
     gold: tuple[str, ...]
     prediction: str
@@ -114,6 +115,8 @@ class Write:
         before: Content that an update or delete ended.
         timestamp: Date of the chunk.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid", strict=True)
 
     kind: WriteKind
     chunk: str
@@ -305,7 +308,7 @@ class Judge:
 
     Args:
         policies: Models that judge.
-        weights: Weight of each. Default: equal.
+        weights: Weight of each, above 0. Default: equal.
         max_new_tokens: Length of a reply.
         thinking_tokens: Budget of thoughts before it; 0 turns thinking off.
         chat_template_kwargs: Further arguments of the chat template.
@@ -324,13 +327,6 @@ class Judge:
         frozen: bool = False,
     ) -> None:
         self.policies = list(policies)
-        shares = [*(weights or [])]
-        is_sound = all(is_finite_number(share) and share >= 0 for share in shares) and (not shares or sum(shares) > 0)
-        if not self.policies or (shares and len(shares) != len(self.policies)) or not is_sound:
-            raise ConfigError(
-                f"judge: {len(self.policies)} policies with the weights {brief_repr(weights)}: at least one policy is "
-                "needed, and a number from 0 for each, not all 0"
-            )
         self._caches = {id(policy): cache_frozen(policy) if frozen else None for policy in self.policies}
         self.weights = list(weights or [1.0] * len(self.policies))
         self.max_new_tokens = max_new_tokens
@@ -524,24 +520,7 @@ class LabelledItem:
     id: str
 
 
-class _LabelledLine(BaseModel):
-    """Line of a file of labels, beside the fields of its item."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    label: float = Field(ge=0, le=1)
-    id: str | int | None = None
-
-
-def _line_model(kind: type[Item | Write], **optional: Any) -> type[_LabelledLine]:
-    """Return the model of a line; `optional` are defaults that the item itself does not have."""
-    defaults = {item.name: ... if item.default is MISSING else item.default for item in fields_of(kind)} | optional
-    hints = get_type_hints(kind)
-    fields: dict[str, Any] = {name: (hints[name], default) for name, default in defaults.items()}
-    return create_model(kind.__name__, __base__=_LabelledLine, **fields)
-
-
-_LINE_MODELS = {Item: _line_model(Item, gold=()), Write: _line_model(Write)}
+_ADAPTERS: Mapping[type, TypeAdapter[Any]] = {kind: TypeAdapter(kind) for kind in (Item, Write)}
 
 
 def load_labels(path: str | Path | None = None) -> list[LabelledItem]:
@@ -569,13 +548,17 @@ def _parse_label(text: str, where: str) -> LabelledItem:
     row = parse_json(text, where)
     if not isinstance(row, dict):
         raise DataError(f"{where}: a JSON object is needed")
+    label, id = row.pop("label", None), row.pop("id", where)
+    if not is_finite_number(label) or not 0 <= label <= 1:
+        raise DataError(f"{where}: label {label!r:.80}: a number from 0 to 1 is needed")
     kind = Write if "chunk" in row else Item
+    if kind is Item:
+        row.setdefault("gold", ())
     try:
-        line = _LINE_MODELS[kind].model_validate_json(text)
+        item = _ADAPTERS[kind].validate_json(json.dumps(row))
     except ValidationError as error:
         raise DataError(f"{where}: {format_validation_error(error)}") from error
-    fields = line.model_dump(exclude={"label", "id"})
-    return LabelledItem(kind(**fields), line.label, where if line.id is None else str(line.id))
+    return LabelledItem(item, float(label), str(id))
 
 
 def agreement(labels: Sequence[float], scores: Sequence[float | None]) -> dict[str, Any]:

@@ -58,13 +58,8 @@ def task():
         {"turns": [{"id": "s0:0", "speaker": "user", "text": "I like green tea."}]},
         {"turns": [{"id": "s1:0", "speaker": "user", "text": "My tea is black tea."}]},
     ]
-    question = {
-        "id": "q0",
-        "question": "Which tea?",
-        "answers": ["(b) Black"],
-        "evidence": ["s1:0"],
-        "meta": {"metric": "choice", "choices": {"a": "Green", "b": "Black"}, "choice": "b"},
-    }
+    meta = {"metric": "choice", "choices": {"a": "Green", "b": "Black"}, "choice": "b"}
+    question = {"id": "q0", "question": "Which tea?", "answers": ["(b) Black"], "evidence": ["s1:0"], "meta": meta}
     return Task.model_validate({"id": "t", "chunks": chunks, "questions": [question]})
 
 

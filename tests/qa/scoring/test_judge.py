@@ -224,6 +224,8 @@ def test_settings_of_judges():
     for weights in ((1.0,), (1.0, 0.0), (1.0, -1.0)):
         with pytest.raises(ValueError, match="2 judges need as many weights"):
             JudgeConfig(judges=("a", "b"), weights=weights)
+    with pytest.raises(ValueError, match="finite number"):
+        JudgeConfig(judges=("a",), weights=(float("nan"),))
     judge = load_judge(JudgeConfig(judges=("scripted:fixed",)))
     assert judge is load_judge(JudgeConfig(judges=("scripted:fixed",)))
     assert isinstance(judge.policies[0], ScriptedPolicy)
@@ -292,14 +294,14 @@ def test_a_number_is_an_id_too(tmp_path):
     [
         ("{", "not JSON"),
         ("[]", "a JSON object"),
-        ('{"question": "q", "prediction": "p", "gold": ["a"]}', "label: Field required"),
-        ('{"question": "q", "prediction": "p", "label": true}', "label: Input should be a valid number"),
-        ('{"question": "q", "prediction": "p", "label": 2}', "label: Input should be less than or equal to 1"),
+        ('{"question": "q", "prediction": "p", "gold": ["a"]}', "label None: a number from 0 to 1"),
+        ('{"question": "q", "prediction": "p", "label": true}', "label True: a number"),
+        ('{"question": "q", "prediction": "p", "label": 2}', "label 2: a number"),
         ('{"question": "q", "label": 1}', "prediction: Field required"),
         ('{"question": "q", "prediction": "p", "gold": "a", "label": 1}', "gold: Input should be a valid array"),
         ('{"question": "q", "prediction": 3, "label": 1}', "prediction: Input should be a valid string"),
         ('{"question": "q", "prediction": "", "benchmark": "x", "label": 1}', "benchmark: Input should be 'generic'"),
-        ('{"question": "q", "prediction": "p", "answers": [], "label": 1}', "answers: Extra inputs are not permitted"),
+        ('{"question": "q", "prediction": "p", "answers": [], "label": 1}', "answers: Unexpected keyword argument"),
         ('{"chunk": "c", "label": 1}', "kind: Field required"),
         ('{"chunk": "c", "kind": "add", "label": 1}', "kind: Input should be 'insert', 'update'"),
     ],

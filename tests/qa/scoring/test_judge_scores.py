@@ -65,10 +65,8 @@ LAZY = roll(TASK, [], [skip], rollout=2)
 def test_r1_by_a_judge():
     rewards, says = model(metric="judge")
     rewarded, records = scored(rewards, GOOD, LAZY)
-    assert [(item.answer, item.score, item.correct) for item in records[:2]] == [
-        ("Rome", 1.0, True),
-        ("unknown", 1.0, True),
-    ]
+    scores = [(item.answer, item.score, item.correct) for item in records[:2]]
+    assert scores == [("Rome", 1.0, True), ("unknown", 1.0, True)]
     assert [item.components["r1"][0] for item in rewarded] == [1.0, 0.5]
     assert [item.weights["r4"] for item in rewarded] == [0.0, 0.0], "no gold operations, and contents are not asked for"
     assert len(says.batches) == 1
