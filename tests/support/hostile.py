@@ -128,6 +128,9 @@ class HostileServer:
             return False
         if fault in BODIES:
             return self._send(writer, 200, BODIES[fault])
+        if fault == "quota":
+            error = {"code": "insufficient_quota", "message": "You exceeded your quota"}
+            return self._send(writer, 429, {"error": error})
         if fault is not None and fault[0].isdigit():
             status, _, after = fault.partition(" ")
             extra = f"Retry-After: {after}\r\n" if after else ""
