@@ -15,9 +15,7 @@ from memalpha.config import (
     AgentConfig,
     ReaderConfig,
     RewardConfig,
-    TrainConfig,
     WorldConfig,
-    build_config,
     training_config,
 )
 from memalpha.environments.memory_writing import ask_at_every_chunk, memory_engine, roll_out_chunks
@@ -158,23 +156,6 @@ def test_every_question_of_a_world_is_asked_at_its_own_chunk(seed):
     last = len(task.chunks) - 1
     own = {(q.question, last if q.asked_after_chunk is None else q.asked_after_chunk) for q in task.questions}
     assert own <= asked
-
-
-@pytest.mark.parametrize(
-    ("changes", "named"),
-    [
-        ({"algorithm": "ppo"}, "algorithm=ppo"),
-        ({"algorithm": "dpo"}, "algorithm=dpo"),
-        ({"algorithm": "erl"}, "algorithm=erl"),
-        ({"reward": {"functions": [{"name": "f", "function": "os:getcwd", "weight": 1.0}]}}, "reward.functions"),
-        ({"staleness": 1, "sampler": {"url": "vllm:http://localhost:1"}}, "staleness"),
-    ],
-)
-def test_what_needs_whole_conversations_is_refused(changes, named):
-    with pytest.raises(ConfigError, match=rf"sampling.groups: {named}.*whole conversations"):
-        build_config(TrainConfig, {"out": "run", "policy": "tiny", "groups": "chunk", **changes}, "test")
-    with pytest.raises(ConfigError, match="conversation_share: has no effect"):
-        build_config(TrainConfig, {"out": "run", "policy": "tiny", "conversation_share": 0.5}, "test")
 
 
 def test_chunk_groups_are_spread_evenly_over_the_tasks():

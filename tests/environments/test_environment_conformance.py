@@ -125,24 +125,23 @@ def test_second_attempts_show_advice_and_draw_noise_of_their_own(kind, engine):
     assert attempt.turns[0].completion.completion_ids != retry.turns[0].completion.completion_ids
 
 
-def test_foreign_errors_name_environment_and_task(kind, engine):
-    class Broken(Talk):
-        def reset(self, task):
-            raise KeyError("no dice")
-
-    engine.environment = Broken
-    with pytest.raises(RewardError, match=r"environment Broken, task .* raised KeyError: 'no dice'"):
-        engine.roll_out(kind.tasks)
+class Broken(Talk):
+    def reset(self, task):
+        raise KeyError("no dice")
 
 
-def test_a_step_that_is_no_tuple_is_refused(kind, engine):
-    class Number:
-        def reset(self, task):
-            return "Hello."
+class Number(Talk):
+    def step(self, reply):
+        return 1.0
 
-        def step(self, reply):
-            return 1.0
 
-    engine.environment = Number
-    with pytest.raises(RewardError, match=r"environment Number, task .*: step gave 1.0: \(reward, done, next"):
-        engine.roll_out(kind.tasks)
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (Broken, r"environment Broken, task .* raised KeyError: 'no dice'"),
+        (Number, r"environment Number, task .*: step gave 1.0: \(reward, done, next"),
+    ],
+)
+def test_foreign_errors_and_results_name_environment_and_task(environment, message):
+    with pytest.raises(RewardError, match=message):
+        RolloutEngine(tiny_policy(), environment, max_new_tokens=5).roll_out(PROMPTS)

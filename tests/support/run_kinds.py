@@ -25,8 +25,8 @@ MEMORY = {
     "agent": AGENT,
     "group_size": 3,
     "tasks_per_step": 2,
-    "eval_tasks": 3,
-    "validation_tasks": 2,
+    "eval_tasks": 1,
+    "validation_tasks": 1,
     **RANDOM,
     **STEPS,
 }

@@ -10,11 +10,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from run_kinds import small_config
 from runs import interrupted, killed_at, lines, same, weights
 from safetensors.torch import load_file, save_file
 from tiny import exact_logprobs
 from transformers import AutoModelForCausalLM
 
+from memalpha.config import TrainConfig
 from memalpha.errors import CheckpointError, ConfigError
 from memalpha.policy.decoding import DecodingQueue
 from memalpha.report.page import write_report
@@ -22,13 +24,22 @@ from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.api import train
 from memalpha.train.trainers import trainer
-from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.memory_rl import MemoryEvaluations
 
+FEW = {"tasks_per_step": 1, "group_size": 2}
+"""Rollouts of a step where it is not about them."""
 
-def test_a_run_writes_what_is_promised(small):
-    settings = small(keep_tokens=True)
-    summary = train(settings)
+
+@pytest.fixture(scope="module")
+def whole(policy_path, tmp_path_factory):
+    """Return the configuration and the summary of a run in one go that keeps its tokens."""
+    folder = tmp_path_factory.mktemp("whole")
+    settings = small_config(TrainConfig, policy_path, folder, keep_tokens=True, temperature=0.9, eval_tasks=3)
+    return settings, train(settings)
+
+
+def test_a_run_writes_what_is_promised(whole):
+    settings, summary = whole
     run = settings.out
     assert summary == json.loads((run / "summary.json").read_text())
     assert {"seed", "tasks", "questions", "policy_parameters", "minutes", "before", "after"} <= summary.keys()
@@ -48,28 +59,26 @@ def test_a_run_writes_what_is_promised(small):
     assert (run / "checkpoints" / "best").resolve().name == f"step-{summary['best_step']}"
 
 
-def test_turns_are_reproduced_from_the_checkpoint_of_their_step(small):
-    settings = small(keep_tokens=True, max_steps=2, temperature=0.9)
-    train(settings)
-    turns = lines(settings.out / "turns.jsonl")
-    assert len(turns) == 2 * 2 * 3 * 3, "steps x tasks x rollouts x chunks"
+def test_turns_are_reproduced_from_the_checkpoint_of_their_step(whole):
+    run = whole[0].out
+    turns = lines(run / "turns.jsonl")
+    assert len(turns) == 4 * 2 * 3 * 3, "steps x tasks x rollouts x chunks"
     for step in (0, 1):
-        model = AutoModelForCausalLM.from_pretrained(settings.out / "checkpoints" / f"step-{step}")
+        model = AutoModelForCausalLM.from_pretrained(run / "checkpoints" / f"step-{step}")
         for turn in [turn for turn in turns if turn["step"] == step]:
             expected = exact_logprobs(model, turn["prompt_ids"], turn["completion_ids"], turn["temperature"])
             assert torch.allclose(torch.tensor(turn["logprobs"], dtype=torch.float64), expected, atol=1e-5, rtol=0)
 
 
-def test_killed_and_started_again_equals_one_go(small, tmp_path):
-    whole = small(out=str(tmp_path / "whole"), save_every=1)
-    train(whole)
-    killed = small(out=str(tmp_path / "killed"), save_every=1)
+@pytest.mark.slow  # CI runs it
+def test_killed_and_started_again_equals_one_go(whole, tmp_path):
+    killed = whole[0].model_copy(update={"out": tmp_path / "killed"})
     killed_at(killed, 2)
     with (killed.out / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "half')  # what a kill inside a write leaves
     train(killed)
-    assert same(weights(whole.out, 4), weights(killed.out, 4))
-    assert same(*(load_file(run / "checkpoints/step-4/optimizer.safetensors") for run in (whole.out, killed.out)))
+    assert same(weights(whole[0].out, 4), weights(killed.out, 4))
+    assert same(*(load_file(run / "checkpoints/step-4/optimizer.safetensors") for run in (whole[0].out, killed.out)))
     assert [line["step"] for line in lines(killed.out / "metrics.jsonl")] == [0, 1, 2, 3]
     assert not list((killed.out / "checkpoints").glob(".*"))
 
@@ -86,17 +95,8 @@ def rate_validations(monkeypatch, accuracies: dict[int, float]) -> None:
     monkeypatch.setattr(MemoryEvaluations, "validate", scripted)
 
 
-def test_the_best_validation_step_is_evaluated(small, monkeypatch):
-    rate_validations(monkeypatch, {2: 0.9, 4: 0.4})
-    settings = small(keep_checkpoints=1)
-    summary = train(settings)
-    assert summary["best_step"] == 2
-    kept = {path.name for path in (settings.out / "checkpoints").iterdir()}
-    assert kept == {"step-2", "step-4", "best"}
-
-
 def test_ctrl_c_while_resuming_keeps_the_best(small, monkeypatch):
-    settings = small(keep_checkpoints=1, max_steps=3)
+    settings = small(keep_checkpoints=1, max_steps=3, **FEW)
     rate_validations(monkeypatch, {0: 0.9})
     train(settings)
     checkpoints = settings.out / "checkpoints"
@@ -140,31 +140,35 @@ def test_a_run_goes_on_from_the_start_it_had(small, policy_path, tmp_path):
     assert train(settings, max_steps=1)["steps"] == 1
 
 
-@pytest.mark.parametrize("at_three, best_at_three", [(0.9, 3), (0.1, 2)])
-def test_best_does_not_depend_on_where_one_stopped(small, monkeypatch, tmp_path, at_three, best_at_three):
-    rate_validations(monkeypatch, {2: 0.5, 3: at_three, 4: 0.4})
-    whole, parts = small(out=str(tmp_path / "whole")), small(out=str(tmp_path / "parts"))
+def test_the_best_step_is_evaluated_wherever_one_stopped(small, monkeypatch, tmp_path):
+    accuracies = {2: 0.5, 4: 0.4}
+    rate_validations(monkeypatch, accuracies)
+    whole = small(out=str(tmp_path / "whole"), keep_checkpoints=1, **FEW)
     one_go = train(whole)
     assert one_go["best_step"] == 2
-    stopped = train(parts, max_steps=3)
-    assert stopped["best_step"] == best_at_three, "the end of a run counts for that run"
-    assert (parts.out / "checkpoints" / "best").resolve().name == f"step-{best_at_three}"
-    gone_on = train(parts)
-    assert {**gone_on, "minutes": 0, "learning_minutes": 0} == {**one_go, "minutes": 0, "learning_minutes": 0}
-    assert (parts.out / "checkpoints" / "best").resolve().name == "step-2"
+    assert {path.name for path in (whole.out / "checkpoints").iterdir()} == {"step-2", "step-4", "best"}
+    for at_three, best_at_three in ((0.9, 3), (0.1, 2)):
+        accuracies[3] = at_three
+        parts = small(out=str(tmp_path / f"parts {at_three}"), keep_checkpoints=1, **FEW)
+        stopped = train(parts, max_steps=3)
+        assert stopped["best_step"] == best_at_three, "the end of a run counts for that run"
+        assert (parts.out / "checkpoints" / "best").resolve().name == f"step-{best_at_three}"
+        gone_on = train(parts)
+        assert {**gone_on, "minutes": 0, "learning_minutes": 0} == {**one_go, "minutes": 0, "learning_minutes": 0}
+        assert (parts.out / "checkpoints" / "best").resolve().name == "step-2"
 
 
 def test_a_run_out_of_time_stops_with_its_evaluation_and_resumes(small, monkeypatch):
     rate_validations(monkeypatch, {1: 0.8, 2: 0.9})
-    settings = small(save_every=100, validate_every=100, max_minutes=1e-9)
+    steps = {"schedule_steps": 3, "save_every": 100, "validate_every": 100, **FEW}
+    settings = small(**steps, max_minutes=1e-9)
     for step in (1, 2):
         summary = train(settings)
         assert (summary["steps"], summary["stopped_by"]) == (step, "max_minutes")
         assert summary["best_step"] == step, "the end is evaluated"
         assert (settings.out / "checkpoints" / f"step-{step}").is_dir()
-    whole = small(save_every=100, validate_every=100, max_minutes=60)
-    summary = train(whole)
-    assert summary["steps"] == 4 and "stopped_by" not in summary, "the last step ended it"
+    summary = train(small(**steps, max_minutes=60))
+    assert summary["steps"] == 3 and "stopped_by" not in summary, "the last step ended it"
     assert train(settings) == summary, "a finished run stays finished"
 
 
@@ -183,34 +187,33 @@ def test_text_that_utf8_cannot_hold_goes_through_a_whole_run(small, monkeypatch)
         return [(ticket, replace(completion, text=text)) for ticket, completion in collect(queue)]
 
     monkeypatch.setattr(DecodingQueue, "collect", emit)
-    for reader in ({}, {"kind": "policy", "max_new_tokens": 4}):
-        settings = small(max_steps=1, keep_tokens=True, reader=reader, out=f"{small().out}-{len(reader)}")
-        train(settings)
-        example = json.loads((settings.out / "eval" / "example.json").read_text(encoding="utf-8"))
-        called = example["systems"]["after"]["chunks"][0]["calls"]
-        assert called[0]["arguments"]["content"] == "half \ud800" and not called[0]["ok"]
-        assert write_report(settings.out).read_text(encoding="utf-8")
+    settings = small(max_steps=1, keep_tokens=True, reader={"kind": "policy", "max_new_tokens": 4})
+    train(settings)
+    example = json.loads((settings.out / "eval" / "example.json").read_text(encoding="utf-8"))
+    called = example["systems"]["after"]["chunks"][0]["calls"]
+    assert called[0]["arguments"]["content"] == "half \ud800" and not called[0]["ok"]
+    assert write_report(settings.out).read_text(encoding="utf-8")
 
 
-def test_an_ignored_ctrl_c_stays_ignored(small, monkeypatch):
-    """As under nohup and for background jobs of a shell."""
-    results = []
-    append = RunDirectory.append
-    monkeypatch.setattr(
-        RunDirectory, "append", lambda *args: (results.append(signal.getsignal(signal.SIGINT)), append(*args))
-    )
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def test_ignored_signals_and_handlers_of_others_stay():
+    """As under nohup, for background jobs of a shell, and in programs with a handler of their own."""
+    received: list[int] = []
+    handlers = {signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: lambda number, frame: received.append(number)}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        train(small(max_steps=1))
-        assert results and set(results) == {signal.SIG_IGN}
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        with trainer.interrupt_on_sigterm(), trainer.defer_interrupt(print):
+            assert {number: signal.getsignal(number) for number in handlers} == handlers
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert received == [signal.SIGTERM]
+        assert {number: signal.getsignal(number) for number in handlers} == handlers
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_sigterm_saves_as_ctrl_c_does(small):
     """Schedulers and `docker stop` send it."""
-    settings = small(max_steps=50, schedule_steps=50, save_every=50)
+    settings = small(max_steps=50, schedule_steps=50, save_every=50, **FEW)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     interrupted(settings, signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -218,16 +221,6 @@ def test_sigterm_saves_as_ctrl_c_does(small):
     mark = json.loads((settings.out / "stopped.json").read_text())
     assert mark == {"step": steps, "reason": "Ctrl-C or SIGTERM interrupted the run"}
     assert f"step-{steps}" in {path.name for path in (settings.out / "checkpoints").iterdir()}
-
-
-def test_a_handler_of_sigterm_stays(small):
-    received = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
-    try:
-        train(small(max_steps=1), on_step=lambda metrics: os.kill(os.getpid(), signal.SIGTERM))
-        assert received == [signal.SIGTERM]
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_curriculum_of_memory_tasks_moves_on(small, tmp_path):

@@ -58,13 +58,6 @@ def test_every_checkpoint_has_a_card_and_the_best_one_the_results(run):
     assert f"{summary['questions']} questions of 12 held-out tasks" in text
 
 
-def test_few_conversations_get_no_interval(small):
-    settings = small(max_steps=1)
-    train(settings)
-    text = (settings.out / "checkpoints" / "best" / "README.md").read_text()
-    assert "none: 3 conversations" in text and "3 conversations are too few for an interval" in text
-
-
 def test_a_run_is_pushed_in_one_commit_without_what_only_resuming_needs(run, hub):
     address, files = push_run(run, "ana/writer", private=True)
     assert address == f"{hub.url}/ana/writer" and len(hub.commits) == 1
@@ -80,26 +73,26 @@ def test_a_run_is_pushed_in_one_commit_without_what_only_resuming_needs(run, hub
     assert entry.metric_name == "accuracy" and entry.dataset_type == "synthetic"
 
 
-def test_what_cannot_be_pushed_is_refused_with_what_to_do(small, policy_path, tmp_path, hub, monkeypatch):
-    settings = small(max_steps=1, lora={"r": 2})
+def test_what_cannot_be_pushed_is_refused_with_what_to_do(run, small, tmp_path, hub, monkeypatch):
+    settings = small(max_steps=1, eval_tasks=3, lora={"r": 2})
     train(settings)
     assert ModelCard.load(settings.out / "checkpoints" / "step-1" / "README.md").data.library_name == "peft"
+    text = (settings.out / "checkpoints" / "best" / "README.md").read_text()
+    assert "none: 3 conversations" in text and "3 conversations are too few for an interval" in text
     with pytest.raises(ConfigError, match="which nobody else has: write a merged model"):
         push_run(settings.out, "ana/writer")
     with pytest.raises(ConfigError, match="give OWNER/NAME"):
         push_run(settings.out, "writer")
     with pytest.raises(CheckpointError, match=r"holds no config\.yaml"):
         push_run(tmp_path, "ana/writer")
-    plain = small(out=str(tmp_path / "plain"), max_steps=0)
-    train(plain)
     with pytest.raises(ConfigError, match="is no name of a repository"):
-        push_run(plain.out, "ana/--x")
+        push_run(run, "ana/--x")
     monkeypatch.setenv("HF_TOKEN", "hf_read")
     with pytest.raises(PolicyError, match=r"the hub refused ana/writer \(401\): log in"):
-        push_run(plain.out, "ana/writer")
+        push_run(run, "ana/writer")
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(PolicyError, match="cannot be reached"):
-        push_run(plain.out, "ana/writer")
+        push_run(run, "ana/writer")
     assert not hub.files
 
 

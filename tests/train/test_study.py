@@ -105,6 +105,9 @@ def test_finished_runs_are_not_started_again_and_others_settings_are_refused(tmp
 
 
 def test_a_run_that_fails_is_named_with_its_log(tmp_path):
-    study = load_study(study_file(tmp_path, seeds=[0], settings={"data": str(tmp_path / "nothing.jsonl")}))
-    with pytest.raises(TrainingError, match=r"2 of 2 runs failed.*: plain-0 ended with 2 \(.*log"):
+    settings = {"data": str(tmp_path / "nothing.jsonl")}
+    study = load_study(study_file(tmp_path, seeds=[0], settings=settings))
+    finished_run(study.run("chunk", 0), 5, 100, [0.2])
+    (study.out / "chunk-0.json").write_text(json.dumps({"base": "demo", **study.overrides("chunk", 0)}))
+    with pytest.raises(TrainingError, match=r"1 of 2 runs failed.*: plain-0 ended with 2 \(.*log"):
         run_study(study, print)

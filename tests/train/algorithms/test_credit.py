@@ -12,9 +12,8 @@ from runs import lines
 
 from memalpha.agent.reader import ExtractiveReader
 from memalpha.agent.replies import act
-from memalpha.config import CreditConfig, ReaderConfig, RewardConfig, WorldConfig, training_config
+from memalpha.config import CreditConfig, ReaderConfig, RewardConfig, WorldConfig
 from memalpha.environments.memory_writing import ask_at_every_chunk, memory_engine, roll_out_chunks
-from memalpha.errors import ConfigError
 from memalpha.policy.chat.text import format_call
 from memalpha.policy.load import load_policy
 from memalpha.qa.memory_reward import MemoryReward
@@ -209,27 +208,6 @@ def test_real_rollouts_are_credited_in_any_order(kind):
         for rollout, calls in zip(group.trajectories, of_group, strict=True):
             assert [len(turn) for turn in calls] == [len(turn.calls) + 1 for turn in rollout.turns]
     assert any(number for group in numbers for rollout in group for turn in rollout for number in turn)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"algorithm": "ppo"}, "ppo has a value for each token"),
-        ({"algorithm": "dpo"}, "dpo compares whole rollouts"),
-        (
-            {"reward": {"credit": "calls", "metric": "judge", "judge": {"judges": ["http://127.0.0.1:9/v1#m"]}}},
-            "would ask the judge",
-        ),
-        (
-            {"reward": {"credit": "turn", "credit_settings": {"gamma": 0.1}}},
-            "credit_settings: has no effect with credit=turn",
-        ),
-        ({"reward": {"credit": "calls", "accuracy": 0}}, "credited with answers"),
-    ],
-)
-def test_what_has_no_credit_per_call_is_refused_in_words(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        training_config("demo", {"reward": {"credit": "calls"}, "out": "unused", **changes})
 
 
 def test_a_written_advantage_is_the_turn_s_without_its_calls_also_of_a_reply_that_was_cut(tmp_path):

@@ -162,8 +162,9 @@ def assert_recalled_by_similarity(config: TrainConfig, turns, step: int) -> None
 def test_a_run_records_every_role(small, algorithm):
     erl = EASY | {"memory_retrieval": "similarity", "memory_top_k": 1, "keep_advice": "success"}
     if algorithm == 2:
-        erl = EASY | {"algorithm": 2, "reward_threshold": 1.0, "internalization_margin": 0.01}
-    config = small(algorithm="erl", erl=erl, keep_tokens=True, save_every=1)
+        erl = EASY | {"algorithm": 2, "reward_threshold": 1.0}
+    shape = {"schedule_steps": 2, "eval_tasks": 1, "validation_tasks": 0}
+    config = small(algorithm="erl", erl=erl, keep_tokens=True, **shape)
     summary = train(config)
     metrics = lines(config.out / "metrics.jsonl")
     assert all({"gated", "retry_accuracy", "reflections_kept", "internalized_rows"} <= set(line) for line in metrics)
@@ -177,22 +178,6 @@ def test_a_run_records_every_role(small, algorithm):
     assert sum(len(line["completion_ids"]) for line in turns) == sum(line["sampled_tokens"] for line in metrics)
     assert "retry_accuracy" not in json.dumps(summary)
     if erl["algorithm"] == 1:
-        reflections = json.loads((config.out / "checkpoints/step-4/state.json").read_text())["algorithm"]["reflections"]
+        reflections = json.loads((config.out / "checkpoints/step-2/state.json").read_text())["algorithm"]["reflections"]
         assert metrics[-1]["reflections_kept"] == len(reflections) > metrics[0]["reflections_kept"]
-        assert_recalled_by_similarity(config, turns, 3)
-
-
-@pytest.mark.parametrize(
-    "changes, message",
-    [
-        ({"algorithm": "grpo", "erl": {}}, "has no effect with algorithm=grpo"),
-        ({"erl": {"enable_memory": False, "memory_size": 3}}, "memory_size: has no effect with enable_memory=false"),
-        ({"erl": {"enable_internalization": False, "internalization_coef": 2.0}}, "internalization_coef"),
-        ({"erl": {"memory_top_k": 4, "memory_size": 3}}, "memory_top_k: more than memory_size=3 cannot be shown"),
-        ({"erl": {"reward_threshold": 0.0}}, "reward_threshold"),
-        ({"erl": {"algorithm": 3}}, "algorithm"),
-    ],
-)
-def test_invalid_settings_are_refused(small, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        small(**{"algorithm": "erl", **changes})
+        assert_recalled_by_similarity(config, turns, 1)

@@ -7,10 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from float64_groups import groups, make_engine, settings
-from pydantic import ValidationError
 
 from memalpha.config import TrainConfig, training_config
-from memalpha.errors import ConfigError
 from memalpha.train.algorithms.ppo import PPO
 from memalpha.types import TrajectoryGroup, Turn
 
@@ -23,7 +21,7 @@ def ppo_settings(ppo=None, **changes) -> TrainConfig:
 
 def test_the_level_is_that_of_the_first_step():
     """With values 0, lam 1 and no discount, returns are rewards to come minus the level."""
-    config = ppo_settings({"lam": 1.0, "whiten_advantages": False})
+    config = ppo_settings({"lam": 1.0})
     engine, ppo = make_engine(config), PPO(config)
     annotation = ppo.annotate(groups("qwen"), engine)
     assert ppo.state["level"] is None, "an interrupted step changes nothing"
@@ -89,24 +87,5 @@ def test_the_kl_uses_the_log_probs_of_the_ratio(kl_in):
     assert abs(kl["sampled"] - kl["recomputed"]) > 0.01
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"algorithm": "grpo", "ppo": {}}, "ppo: has no effect with algorithm=grpo"),
-        ({"ppo": {"kl_target": 1.0}}, "kl_target: beta follows it"),
-        ({"ppo": {"kl_horizon": 5.0}}, "kl_horizon: has no effect"),
-        ({"scale_rewards": "group"}, "ppo compares no rollouts"),
-        ({"loss_type": "dr_grpo"}, "loss_type: ppo's clipped loss is a mean over tokens"),
-        ({"loss_type": "cispo"}, "loss_type: ppo's clipped loss is a mean over tokens"),
-        ({"importance_sampling_level": "sequence"}, "an advantage a token, so a ratio a token"),
-    ],
-)
-def test_invalid_settings_are_refused(changes, message):
-    with pytest.raises(ValidationError, match=message):
-        ppo_settings(**changes)
-
-
 def test_ppo_alone_learns_from_single_rollouts():
     assert training_config("demo", {"algorithm": "ppo", "group_size": 1}).sampling.group_size == 1
-    with pytest.raises(ConfigError, match="rollouts of a task are compared, so at least 2 are needed"):
-        training_config("demo", {"group_size": 1})

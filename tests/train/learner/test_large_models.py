@@ -11,7 +11,6 @@ import torch
 from test_engine import config
 from tiny import tiny_llama, tiny_model, tiny_tokenizer
 
-from memalpha.config import TrainConfig, build_config
 from memalpha.config.groups import LoadingConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.load import load_policy, write_merged
@@ -77,27 +76,6 @@ def test_adam_in_host_memory_steps_bit_for_bit(tmp_path, lora):
         assert all(torch.equal(part, other.trainable[name]) for name, part in plain.trainable.items())
         states = other.optimizer_tensors()
         assert all(torch.equal(value, states[name]) for name, value in plain.optimizer_tensors().items())
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"load_in_4bit": True}, r"compute\.load_in_4bit: .* set lora"),
-        (
-            {"load_in_4bit": True, "lora": {}, "sharding": "fsdp"},
-            r"compute\.sharding: fsdp does not .*compute\.load_in_4bit",
-        ),
-        ({"device_map": "auto", "sharding": "fsdp"}, r"compute\.sharding: fsdp does not .*compute\.device_map"),
-        (
-            {"offload_optimizer": True, "sharding": "fsdp"},
-            r"compute\.sharding: fsdp does not .*compute\.offload_optimizer",
-        ),
-        ({"load_in_4bit": True, "lora": {}, "sample_dtype": "float64"}, r"sampling\.dtype: .*load_in_4bit"),
-    ],
-)
-def test_settings_that_do_not_go_together_are_refused(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        build_config(TrainConfig, {"out": "unused", **settings}, "test")
 
 
 def test_4_bits_without_bitsandbytes_say_what_to_install(tmp_path, monkeypatch):

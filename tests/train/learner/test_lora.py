@@ -12,7 +12,7 @@ from oracle import relative_error
 from test_engine import config, sampled_rows
 from tiny import tiny_model, tiny_policy
 
-from memalpha.config import LoraConfig, SFTConfig
+from memalpha.config import LoraConfig
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.train.data.samples import cross_entropy_sample
@@ -160,8 +160,6 @@ def test_layers_that_cannot_be_trained_whole_are_refused():
             add_lora(tiny_model(), LoraConfig(modules_to_save=(target,)), "tiny")
     with pytest.raises(ConfigError, match=r"lora\.target_modules: down_proj is trained whole"):
         add_lora(tiny_model(), LoraConfig(target_modules=("down_proj",), modules_to_save=("mlp.down_proj",)), "tiny")
-    with pytest.raises(ValueError, match=r"fsdp does not work with lora\.trainable_tokens"):
-        SFTConfig(out="unused", lora=WITH_TOKENS, compute={"sharding": "fsdp"})
 
 
 def test_frozen_weights_rest_in_bfloat16_and_adapters_in_float32():

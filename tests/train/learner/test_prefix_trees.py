@@ -24,8 +24,10 @@ def gradient(engine: Engine) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten().double() for parameter in engine.trainable.values()])
 
 
-@pytest.mark.parametrize("tokens", [SINGLE_ROWS, 90, UNSPLIT])
-@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}, {"head_tokens": 7}])
+@pytest.mark.parametrize(
+    ("tokens", "settings"),
+    [(SINGLE_ROWS, {}), (90, {}), (UNSPLIT, {}), (90, {"gradient_checkpointing": True}), (90, {"head_tokens": 7})],
+)
 def test_trees_have_the_log_probs_and_gradients_of_rows(tokens, settings):
     model, rows = sampled_rows(24)
     rows += rows[:3]  # equal rows, which keep their own advantages

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
 from run_kinds import text_tasks
 
-from memalpha.config import TrainConfig, build_config
-from memalpha.errors import ConfigError
 from memalpha.train.trainers.rl import is_flat, resample_flat_groups
 from memalpha.types import Reward, Trajectory, TrajectoryGroup
 
@@ -58,12 +55,3 @@ def test_flat_groups_stay_when_the_rounds_are_over():
     assert [is_flat(item) for item in chosen] == [False, False, True]
     *_, tasks = resample(0)[1]
     assert tasks == 3
-
-
-def test_what_cannot_be_resampled_is_refused(policy_path, tmp_path):
-    for changes, reason in (
-        ({"algorithm": "erl"}, "algorithm=erl"),
-        ({"curriculum": {"order": ["a", "b"]}}, "a curriculum"),
-    ):
-        with pytest.raises(ConfigError, match=f"resample_flat: has no use with {reason}"):
-            build_config(TrainConfig, {"out": str(tmp_path), "resample_flat": 1, **changes}, "test")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,13 +35,19 @@ def prefs(tmp_path) -> Path:
     return Path(write_lines(tmp_path / "pairs.jsonl", pair_rows()[:6]))
 
 
-@pytest.fixture
-def first(policy_path, tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def supervised(policy_path, tmp_path_factory) -> Path:
     """A supervised run of two steps, whose best checkpoint is its first: the link says so, not the number."""
-    out = tmp_path / "sft"
-    train(small_config(SFTConfig, policy_path, tmp_path, out=str(out), schedule_steps=2, save_every=1))
-    RunDirectory(out).link_best(1)
-    return out
+    folder = tmp_path_factory.mktemp("supervised")
+    train(small_config(SFTConfig, policy_path, folder, schedule_steps=2, save_every=1))
+    RunDirectory(folder / "run").link_best(1)
+    return folder / "run"
+
+
+@pytest.fixture
+def first(supervised, tmp_path) -> Path:
+    """A copy of the supervised run."""
+    return shutil.copytree(supervised, tmp_path / "sft", symlinks=True)
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:

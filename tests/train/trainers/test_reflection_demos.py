@@ -9,7 +9,6 @@ from memalpha.agent.parsing import parse_calls
 from memalpha.agent.reader import ExtractiveReader
 from memalpha.config import SFTConfig, build_config
 from memalpha.environments import MemoryWriting
-from memalpha.errors import ConfigError
 from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.store.embedding import HashEmbedder
@@ -90,8 +89,3 @@ def test_rows_of_all_roles(rows):
 def test_a_run_on_them(tmp_path):
     summary = train(config(tmp_path / "run"))
     assert summary["rows"] > 10 and summary["validation_rows"] > 0
-
-
-def test_what_cannot_be_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="erl: has no effect with source=gold"):
-        config(tmp_path, source="gold")

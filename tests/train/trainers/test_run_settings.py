@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
+from bisect import bisect_left
+from functools import partial
 
 import pytest
 from hub_layouts import use_as_hub_cache, write_memalpha_split
+from run_kinds import small_config
 
 from memalpha.agent.prompts import writer_messages
 from memalpha.config import SFTConfig, TrainConfig, WorldConfig, shipped_configs, training_config
@@ -25,46 +29,55 @@ from memalpha.types import Chunk, Observation, Question, Task
 EVALUATIONS = ("locomo", "search", "state", "synthetic", "tasks")
 
 
-def test_refusals(small, tmp_path):
-    settings = small(max_steps=1)
+@pytest.fixture(scope="module")
+def finished(policy_path, tmp_path_factory):
+    """Return the configuration of a run without a step."""
+    settings = small_config(TrainConfig, policy_path, tmp_path_factory.mktemp("finished"), max_steps=0)
     train(settings)
-    written = (settings.out / "config.yaml").read_bytes()
-    with pytest.raises(CheckpointError, match="beyond max_steps=0"):
-        train(settings, max_steps=0)
-    assert (settings.out / "config.yaml").read_bytes() == written, "a refused run changes nothing"
-    (settings.out / "checkpoints" / "step-1" / "state.json").write_text("{")
-    (settings.out / "summary.json").unlink()
-    with pytest.raises(CheckpointError, match="cannot resume"):
-        train(settings)
+    return settings
+
+
+def test_refusals(small, tmp_path):
     with pytest.raises(PolicyError, match="no weights"):
         train(small(policy="scripted:oracle"))
     with pytest.raises(ConfigError, match="group_size"):
-        train(settings, group_size=1)
+        train(small(), group_size=1)
     with pytest.raises(ConfigError, match="no configuration"):
         train("nothing-of-the-kind")
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(DataError):
-        train(small(data=str(tmp_path / "empty.jsonl"), out=str(tmp_path / "other")))
-    assert not (tmp_path / "other").exists()
+        train(small(data=str(tmp_path / "empty.jsonl")))
+    assert not small().out.exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\xfd", b"- 1"])
+@pytest.mark.parametrize("name", ["summary.json", "config.yaml", "checkpoints/step-0/state.json"])
+def test_garbage_in_a_run_directory_is_named(finished, name, content, tmp_path):
+    settings = finished.model_copy(update={"out": tmp_path / "run"})
+    shutil.copytree(finished.out, settings.out, symlinks=True)
+    if "state" in name:
+        (settings.out / "summary.json").unlink()
+    (settings.out / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"{'step-0' if 'state' in name else name}.*delete it to resume"):
+        train(settings)
+    assert (settings.out / name).read_bytes() == content
 
 
 def test_a_run_is_resumed_by_its_name(small, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["memalpha", "train", "a name"])
-    for name, parts in (("whole", [2]), ("parts", [1, 2])):
-        settings = small(out=str(tmp_path / name), max_steps=parts[0])
-        train(settings)
-        moved = settings.out.rename(tmp_path / f"{name}-moved")
-        for steps in parts[1:]:
-            train(moved, max_steps=steps)
-    runs = [tmp_path / "whole-moved", tmp_path / "parts-moved"]
-    for file in ("checkpoints/step-2/model.safetensors", "trajectories.jsonl", "eval/after.jsonl"):
-        whole, parts = ((run / file).read_bytes() for run in runs)
-        assert whole == parts, file
-    starts = [json.loads(line) for line in (runs[1] / "starts.jsonl").read_text().splitlines()]
+    settings = small(max_steps=1, tasks_per_step=1, group_size=2)
+    train(settings)
+    moved = settings.out.rename(tmp_path / "moved")
+    assert train(moved, max_steps=2)["steps"] == 2
+    starts = [json.loads(line) for line in (moved / "starts.jsonl").read_text().splitlines()]
     assert [(start["step"], start["scheduled_steps"]) for start in starts] == [(0, 1), (1, 2)]
     assert starts[0]["command"] == "memalpha train 'a name'" and starts[0]["version"] and starts[0]["host"]
+    written = (moved / "config.yaml").read_bytes()
     with pytest.raises(CheckpointError, match="other settings \\(seed: 0 there, 9 now\\)"):
-        train(runs[1], seed=9)
+        train(moved, seed=9)
+    with pytest.raises(CheckpointError, match="beyond max_steps=0"):
+        train(moved, max_steps=0)
+    assert (moved / "config.yaml").read_bytes() == written, "a refused run changes nothing"
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_configs() if name not in EVALUATIONS])
@@ -76,13 +89,13 @@ def test_recorded_settings_are_read_back_as_they_were(name, tmp_path):
 
 
 def test_task_sources(small, tmp_path):
-    source = TaskSource(small())
+    source = TaskSource(small(eval_tasks=3, validation_tasks=2))
     one, two = source.batch(0), source.batch(2)
     assert not {task.id for task in one} & {task.id for task in two}
     assert [task.id for task in source.batch(0)] == [task.id for task in one]
     others = {task.id for task in source.validation} | {task.id for task in source.held_out}
     assert len(others) == 5 and not others & {task.id for task in one}
-    assert [t.id for t in TaskSource(small(seed=5)).held_out] == [t.id for t in source.held_out]
+    assert [t.id for t in TaskSource(small(seed=5, eval_tasks=3)).held_out] == [t.id for t in source.held_out]
 
     save_jsonl(synthetic.tasks(WorldConfig(), 0, 0, 10), tmp_path / "mine.jsonl")
     file = TaskSource(small(data=str(tmp_path / "mine.jsonl"), tasks_per_step=4))
@@ -136,19 +149,23 @@ def test_a_run_is_resumed_on_its_own_tasks_only(small, tmp_path):
     tasks = synthetic.tasks(WorldConfig(), 0, 0, 12)
     path = tmp_path / "mine.jsonl"
     save_jsonl(tasks[:10], path)
-    settings = {"data": str(path), "max_steps": 1}
+    settings = {"data": str(path), "max_steps": 1, "tasks_per_step": 1, "group_size": 2}
     train(small(**settings))
     written = (small().out / "run.json").read_bytes()
-    for other in (tasks, tasks[:9], tasks[2:], [*tasks[:9], tasks[9].model_copy(update={"meta": {"n": 1}})]):
+    fingerprint = TaskSource(small(**settings)).fingerprint
+    for other in (tasks[:9], tasks[2:], [*tasks[:9], tasks[9].model_copy(update={"meta": {"n": 1}})], tasks):
         save_jsonl(other, path)
-        with pytest.raises(CheckpointError, match=r"began with other tasks .* another out"):
-            train(small(**{**settings, "max_steps": 2}))
+        assert TaskSource(small(**settings)).fingerprint != fingerprint
+    with pytest.raises(CheckpointError, match=r"began with other tasks .* another out"):
+        train(small(**{**settings, "max_steps": 2}))
     save_jsonl(tasks[:10], path)
     assert train(small(**{**settings, "max_steps": 2}))["steps"] == 2
     assert (small().out / "run.json").read_bytes() == written
 
 
 def test_what_is_evaluated_is_not_trained_on(small, tmp_path):
+    small = partial(small, eval_tasks=3)
+
     def write(name, tasks):
         save_jsonl(tasks, tmp_path / name)
         return str(tmp_path / name)
@@ -214,36 +231,6 @@ def test_a_data_set_with_splits_is_trained_on_its_training_split(small, tmp_path
             TaskSource(small(data=name, eval_data="memalpha", train_on_evaluation_split=True))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"kl_in": "reward"}, "kl_in: has no effect with beta=0"),
-        ({"kl_estimator": "k2"}, "kl_estimator: has no effect with beta=0"),
-        ({"use_bias_correction_kl": False}, "use_bias_correction_kl: has no effect where no KL is in the loss"),
-        (
-            {"beta": 0.1, "kl_in": "reward", "use_bias_correction_kl": False},
-            "use_bias_correction_kl: has no effect where no KL is in the loss",
-        ),
-        (
-            {"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False},
-            "k1's gradient in the loss is 0 on average",
-        ),
-        ({"loss_type": "dapo", "loss_constant": 8.0}, "loss_constant: has no effect with loss_type=dapo"),
-        ({"loss_type": "cispo", "epsilon": 0.3}, "epsilon: has no effect with loss_type=cispo"),
-        ({"scale_rewards": "none", "advantage_floor": 0.1}, "advantage_floor: has no effect with scale_rewards=none"),
-        ({"delta": 1.1}, "delta: bounds the ratio above what the clip does"),
-        ({"algorithm": "rloo", "scale_rewards": "group"}, "scale_rewards: rloo compares with the mean of the others"),
-        (
-            {"algorithm": "rloo", "importance_sampling_level": "sequence", "loss_type": "dapo"},
-            "loss_type: with one ratio a completion",
-        ),
-    ],
-)
-def test_settings_without_effect_are_refused(small, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        small(**changes)
-
-
 @pytest.mark.parametrize("below", ["", "deeper/run"])
 def test_an_out_that_can_be_no_directory_is_refused_before_anything_is_loaded(small, tmp_path, monkeypatch, below):
     monkeypatch.setattr(loop, "_compose", None)
@@ -261,19 +248,6 @@ def test_a_device_that_is_not_there_is_refused_before_anything_is_loaded(small, 
     assert not small().out.exists()
 
 
-@pytest.mark.parametrize("content", [b"{", b"\xff\xfe\xfd", b"- 1"])
-@pytest.mark.parametrize("name", ["summary.json", "config.yaml", "checkpoints/step-0/state.json"])
-def test_garbage_in_a_run_directory_is_named(small, name, content):
-    settings = small(max_steps=0)
-    train(settings)
-    if "state" in name:
-        (settings.out / "summary.json").unlink()
-    (settings.out / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=rf"{'step-0' if 'state' in name else name}.*delete it to resume"):
-        train(settings)
-    assert (settings.out / name).read_bytes() == content
-
-
 def test_training_tasks_without_a_question_are_refused(small, tmp_path):
     tasks, held = synthetic.tasks(WorldConfig(), 0, 0, 6), synthetic.tasks(WorldConfig(), 9, 0, 3)
     path = tmp_path / "mute.jsonl"
@@ -286,9 +260,19 @@ def test_training_tasks_without_a_question_are_refused(small, tmp_path):
             TaskSource(small(data=str(path), **more))
 
 
+@pytest.fixture(scope="module")
+def policy(policy_path) -> TransformersPolicy:
+    policy = load_policy(str(policy_path))
+    assert isinstance(policy, TransformersPolicy) and policy.positions == 4096
+    return policy
+
+
+def check_tasks(policy: TransformersPolicy, settings: TrainConfig) -> None:
+    TaskSource(settings).check(policy, settings.agent, load_schema(settings.agent.memory_schema))
+
+
 @pytest.mark.parametrize("key, place", [("data", 0), ("data", 4), ("data", 5), ("eval_data", 0), ("eval_data", 2)])
-def test_a_chunk_too_long_for_the_policy_is_named_before_any_work(small, tmp_path, monkeypatch, key, place):
-    monkeypatch.setattr(Trainer, "train", None)
+def test_a_chunk_too_long_for_the_policy_is_named(small, tmp_path, policy, key, place):
     tasks = synthetic.tasks(WorldConfig(), 0, 0, 6)
     chunks = (*tasks[place].chunks, Chunk(text="x" * 3100))
     tasks[place] = tasks[place].model_copy(update={"chunks": chunks})
@@ -296,8 +280,8 @@ def test_a_chunk_too_long_for_the_policy_is_named_before_any_work(small, tmp_pat
     with pytest.raises(
         DataError, match=rf"{key}: .*long\.jsonl: chunk {len(chunks) - 1} of task {tasks[place].id!r} .*split the chunk"
     ):
-        train(small(seed=1, **{key: str(tmp_path / "long.jsonl")}))
-    assert not small().out.exists()
+        most = {"eval_tasks": 3, "validation_tasks": 2}
+        check_tasks(policy, small(seed=1, **most, **{key: str(tmp_path / "long.jsonl")}))
 
 
 def test_gold_operations_of_another_schema_are_refused(small, tmp_path):
@@ -322,29 +306,31 @@ def test_what_an_algorithm_brings_along_goes_with_it():
     assert training_config(erl, {"erl": {"algorithm": 2}}).loss.scale_rewards == "group"
 
 
-def test_a_chunk_that_just_fits_is_trained_on(small, tmp_path):
+def test_a_chunk_that_just_fits_is_trained_on(small, tmp_path, policy, monkeypatch):
     """The longest chunk that is let through leaves room for a full view and a full reply."""
-    settings, policy = small(), load_policy(small().policy)
-    assert isinstance(policy, TransformersPolicy) and policy.positions == 4096
     tasks = synthetic.tasks(WorldConfig(), 0, 0, 5)
-    schema = load_schema(settings.agent.memory_schema)
+    save_jsonl(tasks[1:], tmp_path / "held.jsonl")
+    data = {"data": str(tmp_path / "mine.jsonl"), "eval_data": str(tmp_path / "held.jsonl"), "validation_tasks": 0}
+    settings = small(**data)
 
-    def source(length: int) -> TaskSource:
+    def is_refused(length: int) -> bool:
         chunks = (*tasks[0].chunks, Chunk(timestamp="2025-06-02", text="x" * length))
         save_jsonl([tasks[0].model_copy(update={"chunks": chunks})], tmp_path / "mine.jsonl")
-        save_jsonl(tasks[1:], tmp_path / "held.jsonl")
-        data = {"data": str(tmp_path / "mine.jsonl"), "eval_data": str(tmp_path / "held.jsonl")}
-        return TaskSource(small(**data, validation_tasks=0))
-
-    def fits(length: int) -> bool:
         try:
-            source(length).check(policy, settings.agent, schema)
+            check_tasks(policy, settings)
         except DataError:
-            return False
-        return True
+            return True
+        return False
 
-    longest = max(length for length in range(2900, 3100) if fits(length))
-    chunk = source(longest).file_tasks[0].chunks[-1]
+    longest = 2900 + bisect_left(range(2900, 3100), True, key=is_refused) - 1
+    assert is_refused(longest + 1) and not is_refused(longest)
+    chunk = TaskSource(settings).file_tasks[0].chunks[-1]
+    schema = load_schema(settings.agent.memory_schema)
     prompt = policy.render(*writer_messages(Observation(chunk, "", ()), settings.agent, schema))
     left = policy.positions - len(prompt) - settings.agent.view_tokens - settings.agent.max_new_tokens
     assert 0 <= left <= 8
+    monkeypatch.setattr(Trainer, "train", None)
+    assert is_refused(longest + 1)
+    with pytest.raises(DataError, match="split the chunk"):
+        train(settings)
+    assert not settings.out.exists(), "refused before any work"

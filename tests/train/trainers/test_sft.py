@@ -214,27 +214,6 @@ def test_the_configuration_says_which_run_it_is(supervised, small, tmp_path):
     assert isinstance(training_config("sft"), SFTConfig) and isinstance(training_config("demo"), TrainConfig)
     assert isinstance(training_config("sft", {"seed": 3}), SFTConfig)
     assert training_config(supervised(), {"seed": 3}).seed == 3
-    with pytest.raises(ConfigError, match="unknown key 'source'"):
-        training_config("demo", {"source": "gold"})
-    for changes, messages in [
-        ({"rounds": 2}, "rounds: only source=best samples rows anew"),
-        ({"source": "best", "epochs": 1}, "epochs: how many rows source=best will find is not known"),
-        ({"source": "best", "rounds": 9, "schedule_steps": 8}, "rounds: 9 rounds need at least as many"),
-        ({"max_steps": 9, "schedule_steps": 8}, "max_steps: 9 is beyond schedule_steps 8"),
-        ({"epochs": 2, "schedule_steps": 8}, "schedule_steps: has no effect with epochs=2.0"),
-        ({"group_size": 1}, "group_size: Input should be greater than or equal to 2"),
-        *(
-            ({"source": "erl", "erl": {name: value}}, f"erl.{name}: has no effect with source=erl")
-            for name, value in {
-                "enable_reflection": False,
-                "enable_internalization": False,
-                "internalization_coef": 2.0,
-                "internalization_margin": 0.5,
-            }.items()
-        ),
-    ]:
-        with pytest.raises(ConfigError, match=messages):
-            supervised(**changes)
     assert supervised(epochs=3, max_steps=99).max_steps == 99, "how long it is, the rows say"
     by_rows = training_config(supervised(), {"epochs": 3})
     assert isinstance(by_rows, SFTConfig) and (by_rows.optimizer.epochs, by_rows.optimizer.schedule_steps) == (3, 50)

@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from run_kinds import upper
 from tiny import rewriting, tiny_policy
 
 from memalpha.config import TextConfig
@@ -22,10 +23,6 @@ from memalpha.train.trainers.text_rl import TextReflection
 from memalpha.types import TextTask
 
 TASKS = [TextTask(id=str(n), prompt=f"say {n}", columns={"answer": str(n)}) for n in range(3)]
-
-
-def upper(completions):
-    return [float(bool(text) and max(text.encode()) >= 128) for text in completions]
 
 
 def half(completions):

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from runs import lines
+from tiny import exact_logprobs
 from transformers import AutoModelForCausalLM
 
 from memalpha.errors import TrainingError
@@ -22,13 +22,8 @@ SHAPE = {"eval_tasks": 1, "validation_tasks": 0, "tasks_per_step": 1, "group_siz
 
 def logprobs(folder, turn) -> np.ndarray:
     """Return log-probs of a turn's completion under a checkpoint, by a float64 forward pass of transformers."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    ids = torch.tensor([[*turn["prompt_ids"], *turn["completion_ids"]]])
-    with torch.no_grad():
-        scores = torch.log_softmax(model(ids).logits[0], -1)
-    start = len(turn["prompt_ids"]) - 1
-    picked = scores[start : start + len(turn["completion_ids"])]
-    return picked.gather(1, torch.tensor(turn["completion_ids"])[:, None])[:, 0].numpy()
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    return exact_logprobs(model, turn["prompt_ids"], turn["completion_ids"]).numpy()
 
 
 def test_the_kl_of_an_update_is_that_of_the_checkpoints_around_it(small, tmp_path):
