@@ -17,9 +17,6 @@ class PPOConfig(Config):
     lam: float = Field(
         default=1.0, ge=0.0, le=1.0, description="GAE: 0 trusts the value function, 1 only the rewards to come"
     )
-    whiten_advantages: bool = Field(
-        default=True, description="normalize advantages to mean 0, deviation 1 over a step's tokens"
-    )
     vf_coef: float = Field(default=0.1, gt=0.0, description="weight of the value loss, a mean over a step's tokens")
     cliprange_value: float | None = Field(
         default=None, gt=0.0, description="largest change of a value in a step (default: unlimited; TRL had 0.2)"
@@ -100,12 +97,6 @@ class ERLSettings(Config):
         default=True, description="imitate successful retries under the task's own prompts"
     )
     internalization_coef: float = Field(default=1.0, gt=0.0, description="weight of that cross-entropy")
-    internalization_margin: float | None = Field(
-        default=None,
-        gt=0.0,
-        le=1.0,
-        description="also imitate retries whose accuracy exceeds the first attempt's by this much (default: none)",
-    )
     feedback_tokens: int = Field(default=1024, gt=0, description="budget of the feedback, in the policy's tokens")
     reflection_tokens: int = Field(default=256, gt=0, description="most tokens of advice")
     reflection_prompt: str | None = Field(
@@ -136,7 +127,7 @@ class ERLSettings(Config):
         if not self.enable_memory:
             self.refuse_unread(memory, "with enable_memory=false")
         if not self.enable_internalization:
-            self.refuse_unread(["internalization_coef", "internalization_margin"], "with enable_internalization=false")
+            self.refuse_unread(["internalization_coef"], "with enable_internalization=false")
         if self.feedback_func is not None:
             self.refuse_unread(["tell_answer"], "with feedback_func, which says what is told")
         for name, needed in (("reflection_prompt", ("prompt", "attempt")), ("retry_prompt", ("prompt", "reflection"))):

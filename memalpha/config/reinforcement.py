@@ -34,7 +34,7 @@ _GROUPS = frozenset({"loss", "sampling", "optimizer", "erl"})
 _FIXED: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "rloo": {"scale_rewards": ("none", "rloo compares with the mean of the others and divides by nothing")},
     "ppo": {
-        "scale_rewards": ("none", "ppo compares no rollouts of a group (see ppo.whiten_advantages)"),
+        "scale_rewards": ("none", "ppo compares no rollouts of a group"),
         "importance_sampling_level": ("token", "ppo has an advantage a token, so a ratio a token"),
         "loss_type": ("dapo", "ppo's clipped loss is a mean over tokens, as its value loss is"),
     },

@@ -204,7 +204,7 @@ class SFTConfig(RunConfig):
         if self.source != "erl":
             self.refuse_unread(["erl"], f"with source={self.source}")
         elif self.erl is not None:
-            names = ("enable_reflection", "enable_internalization", "internalization_coef", "internalization_margin")
+            names = ("enable_reflection", "enable_internalization", "internalization_coef")
             reason = "with source=erl, whose rows teach to reflect and to take advice"
             self.erl.refuse_unread(names, reason, group="erl.")
             _refuse_text_settings(self.erl)

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, Protocol, SupportsFloat, TypeGuard, runtime_checkable
 
@@ -303,7 +304,7 @@ class RunningEpisode:
         self.environment = self.engine.make_environment()
         if isinstance(self.environment, Advised):
             self.environment.advice = self.start.advice
-        with WrapErrors(self.where):
+        with wrap_errors(self.where):
             self._observe(self.environment.reset(self.start.task))
         system_prompt = self.engine.system_prompt
         if self.request is None and system_prompt is not None and self.messages[0]["role"] != "system":
@@ -375,7 +376,7 @@ class RunningEpisode:
             return
         if step.observation is None:
             raise RewardError(f"{self.where}: a step that is not the last has no observation to reply to")
-        with WrapErrors(self.where):
+        with wrap_errors(self.where):
             self._observe(step.observation)
 
     def has_ended(self) -> bool:
@@ -419,18 +420,15 @@ def _messages(prompt: Any) -> Messages:
     return messages
 
 
-class WrapErrors:
+@contextmanager
+def wrap_errors(where: str) -> Iterator[None]:
     """Re-raise foreign exceptions as `RewardError` prefixed with the environment's name."""
-
-    def __init__(self, where: str) -> None:
-        self.where = where
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception | SystemExit) and not isinstance(error, MemalphaError):
-            raise RewardError(f"{self.where} raised {type(error).__name__}: {error}".rstrip(": ")) from error
+    try:
+        yield
+    except MemalphaError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise RewardError(f"{where} raised {type(error).__name__}: {error}".rstrip(": ")) from error
 
 
 class EpisodePool:
@@ -509,13 +507,13 @@ def step_environments(episodes: Sequence[RunningEpisode]) -> None:
     results: list[Any] = []
     if isinstance(first, StepsTogether):
         name, replies = type(first).__name__, [episode.reply for episode in episodes]
-        with WrapErrors(f"environment {name}"):
+        with wrap_errors(f"environment {name}"):
             results = list(first.step_together([episode.environment for episode in episodes], replies))
         if len(results) != len(episodes):
             count = f"{len(results)} steps for {len(episodes)} episodes"
             raise RewardError(f"environment {name}: step_together gave {count}")
     for index, episode in enumerate(episodes):
-        with WrapErrors(episode.where):
+        with wrap_errors(episode.where):
             result: Any = results[index] if results else episode.environment.step(episode.reply)
         if not isinstance(result, tuple | list) or not 1 <= len(result) <= len(Step._fields):
             raise RewardError(

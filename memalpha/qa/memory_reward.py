@@ -39,7 +39,7 @@ from memalpha.agent.tools import CHANGING_CODES
 from memalpha.arguments import check_count, is_finite_number
 from memalpha.config import RewardConfig
 from memalpha.config.common import MemoryFunction, import_object
-from memalpha.environments.engine import WrapErrors
+from memalpha.environments.engine import wrap_errors
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.load import load_reward_model
 from memalpha.qa.memory_pairs import conversation_messages, state_text
@@ -181,7 +181,7 @@ class MemoryReward:
             shared.add("model")
         for part, function in self.functions:
             weights[part.name] = part.weight
-            with WrapErrors(f"reward.functions.{part.name}: {part.function}"):
+            with wrap_errors(f"reward.functions.{part.name}: {part.function}"):
                 value = function(trajectory, records)
             if not is_finite_number(value) or abs(part.weight * value) > LARGEST_REWARD / 2:
                 raise RewardError(

@@ -222,23 +222,18 @@ def _pop_python_inputs(overrides: dict[str, Any]) -> dict[str, Any]:
     inputs: dict[str, Any] = {}
     for name in PYTHON_INPUTS:
         value: Any = overrides.get(name)
-        if _is_object(name, value):
+        if name == "rewards" and isinstance(value, list | tuple):
+            is_object = any(not isinstance(part, Mapping | Config) for part in value)
+        else:  # a file can hold nothing else than a name or a number
+            is_object = not isinstance(value, str | int | Path | None)
+        if is_object:
             is_list = isinstance(value, Iterable) and name in ("tasks", "eval_data", "rewards")
             inputs[name] = list(value) if is_list else value
             if is_list and not inputs[name]:
                 raise ConfigError(f"{name}: empty; leave it out, or give some")
-        if name in inputs or (value is None and name != "eval_data"):
+        if is_object or (value is None and name != "eval_data"):
             overrides.pop(name, None)
     return inputs
-
-
-def _is_object(name: str, value: Any) -> bool:
-    """Return True if a file cannot hold the value: anything but a name, a number, or a list of settings."""
-    if value is None or isinstance(value, str | int | Path):
-        return False
-    if name == "rewards" and isinstance(value, list | tuple):
-        return any(not isinstance(part, Mapping | Config) for part in value)
-    return True
 
 
 def _launch(config: AnyTraining, callbacks: Callbacks, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:

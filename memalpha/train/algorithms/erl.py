@@ -19,8 +19,7 @@ reflects on failed attempts only, scales within groups, and internalizes in an u
 
 Deviations from the paper and its code:
 
-* Success is accuracy of at least `erl.reward_threshold` (reason: `rollouts.reflection`). `erl.internalization_margin`
-  also takes second attempts that are better than the first by that much.
+* Success is accuracy of at least `erl.reward_threshold` (reason: `rollouts.reflection`).
 * Advice is kept if the second attempt was better than the first. The paper keeps it on success
   (`erl.keep_advice=success`), also where the first attempt had succeeded or had done better.
 * A task's prompt is a whole conversation, so a reflection sees the attempt's memory and the feedback. The compact style
@@ -161,9 +160,7 @@ def _build_second_attempt(
 ) -> SecondAttempt:
     attempt, accuracy = first.attempt, worker.scorer.accuracy(retry, records)
     retry = replace(retry, parent=attempt.rollout)
-    margin = settings.internalization_margin
     succeeded = accuracy is not None and accuracy >= settings.reward_threshold
-    is_better = margin is not None and accuracy is not None and accuracy >= first.accuracy + margin
     reflection = internalized = None
     if reply is not None and retry.reward is not None:
         value = retry.reward.total
@@ -176,7 +173,7 @@ def _build_second_attempt(
             role="reflection",
             parent=attempt.rollout,
         )
-    if settings.enable_internalization and (succeeded or is_better):
+    if settings.enable_internalization and succeeded:
         policy, turns = worker.engine.policy, []
         assert isinstance(policy, TransformersPolicy)
         for turn, request in zip(retry.turns, _reflecting_of(worker).without_advice(retry), strict=True):

@@ -95,7 +95,7 @@ class PPO(Algorithm):
                 error = float(np.clip(kl / settings.kl_target - 1.0, -0.2, 0.2))
                 beta *= 1.0 + error * len(episodes) / settings.kl_horizon
         boundaries = np.cumsum([len(row) for row in row_values])[:-1]
-        targets = [whiten(advantages) if settings.whiten_advantages else advantages, returns]
+        targets = [whiten(advantages), returns]
         per_row = [np.split(np.concatenate(part).astype(np.float32), boundaries) for part in targets]
         weight = np.float32(settings.vf_coef)
         rows = [

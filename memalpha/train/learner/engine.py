@@ -72,11 +72,6 @@ def has_weight(sample: TrainingSample) -> bool:
     return bool((sample.pg * sample.advantages).any()) or any(weight is not None and weight.any() for weight in weights)
 
 
-def _trained_tokens(samples: Sequence[TrainingSample], name: str) -> list[int]:
-    weights = [getattr(sample, name) for sample in samples]
-    return [0 if weight is None else int(np.count_nonzero(weight)) for weight in weights]
-
-
 def check_rows(samples: Any) -> list[TrainingSample]:
     """Return token rows as a list; raise `TrainingError` for anything else."""
     rows = check_items("samples", samples, of="TrainingSample", error=TrainingError)
@@ -114,12 +109,13 @@ def normalize(
     divided: list[dict[str, np.ndarray]] = [{} for _ in samples]
     masked = sum(sample.masked for sample in samples)
     for name in STREAMS:
-        trained = _trained_tokens(samples, name)
+        weights = [getattr(sample, name) for sample in samples]
+        trained = [0 if weight is None else int(np.count_nonzero(weight)) for weight in weights]
         rows, tokens = sum(number > 0 for number in trained), sum(trained)
         rows = max(1, rows + (masked if rows and name in ("pg", "kl") else 0))
         units = len({sample.unit for sample, number in zip(samples, trained, strict=True) if number})
-        for streams_of_row, sample, row_tokens in zip(divided, samples, trained, strict=True):
-            weight, stream_normalizer = getattr(sample, name), normalizers[name]
+        stream_normalizer = normalizers[name]
+        for streams_of_row, weight, row_tokens in zip(divided, weights, trained, strict=True):
             if weight is None:
                 continue
             if stream_normalizer == "constant":
@@ -250,16 +246,15 @@ class BaseEngine:
         Raises:
             CheckpointError: A file or tensor is missing or has another shape.
         """
-        tensors = dict(further)
+        tensors: dict[str, torch.Tensor] = {}
         for path, shape in saved_shapes(folder).items():
             if (parameter := self._stepped.get(path.rpartition("/")[0])) is not None:
                 tensors[path] = torch.empty_like(parameter) if shape else torch.empty((), device=parameter.device)
-        load_sharded(tensors, folder)
+        load_sharded(tensors | further, folder)
         self.optimizer.state.clear()
         for path, value in tensors.items():
             name, _, key = path.rpartition("/")
-            if path not in further:
-                self.optimizer.state[self._stepped[name]][key] = value
+            self.optimizer.state[self._stepped[name]][key] = value
 
     def _optimizer_state(self) -> dict[str, torch.Tensor]:
         return {

@@ -81,10 +81,6 @@ class RolloutWorker(Generic[AnyTask]):
         sampling, seed = self.config.sampling, self.config.seed
         numbers = range(first + index, first + index + len(shard))
         shard = [self.ask(task, step, number) for task, number in zip(shard, numbers, strict=True)]
-        if not self.chunk_share:
-            return self.engine.roll_out(
-                shard, sampling.group_size, sampling.temperature, seed, step, first_index=first + index
-            )
         chunked, whole = [], []
         for task, number in zip(shard, numbers, strict=True):
             (chunked if self.is_chunked(step, number) else whole).append((task, number))
@@ -93,11 +89,12 @@ class RolloutWorker(Generic[AnyTask]):
         groups: dict[int, TrajectoryGroup[AnyTask]] = {
             number: TrajectoryGroup(task, tuple(islice(trajectories, sampling.group_size))) for task, number in whole
         }
-        engine: Any = self.engine  # of memories: the configuration has chunk groups for these alone
-        tasks_by_chunk, chunk_numbers = [task for task, _ in chunked], [number for _, number in chunked]
-        settings = (sampling.group_size, sampling.temperature, seed, step)
-        chunk_groups: list[Any] = roll_out_chunks(engine, tasks_by_chunk, chunk_numbers, *settings)
-        groups |= dict(zip(chunk_numbers, chunk_groups, strict=True))
+        if chunked:
+            engine: Any = self.engine  # of memories: the configuration has chunk groups for these alone
+            tasks_by_chunk, chunk_numbers = zip(*chunked, strict=True)
+            settings = (sampling.group_size, sampling.temperature, seed, step)
+            chunk_groups: list[Any] = roll_out_chunks(engine, tasks_by_chunk, chunk_numbers, *settings)
+            groups |= dict(zip(chunk_numbers, chunk_groups, strict=True))
         return [groups[number] for number in numbers]
 
     def ask(self, task: AnyTask, step: int, number: int) -> AnyTask:

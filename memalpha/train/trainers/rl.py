@@ -37,7 +37,7 @@ from memalpha.train.rollouts.weight_sync import connect_sampler
 from memalpha.train.rollouts.worker import RolloutWorker, drop_unscored
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.trainer import TrainingStep, build_engine, check_sampling_dtype
-from memalpha.types import ToolResult, Trajectory, TrajectoryGroup, Turn
+from memalpha.types import Trajectory, TrajectoryGroup, Turn
 
 CHECKED_STEPS = 2
 """Steps after a start or a resume that are checked together."""
@@ -372,7 +372,10 @@ class ReinforcementStep(TrainingStep):
                 "chunk": turn.chunk,
                 "text": turn.completion.text,
                 "results": [result.code for result in turn.results],
-                "changes": [_change(result) for result in turn.results],
+                "changes": [  # id, old and new content; "" is the core memory's id
+                    [result.entry_id or "", result.before, result.content] if result.code in CHANGING_CODES else None
+                    for result in turn.results
+                ],
                 "advantage": advantages.get((trajectory.task.id, rollout, role, turn.chunk)),
             }
             if reward and reward.calls:
@@ -609,10 +612,3 @@ def answer_fields(record: Record) -> list[Any]:
 
 def _turn_key(sample: TrainingSample) -> tuple[str, int, str, int]:
     return sample.task, sample.rollout, sample.role, sample.chunk
-
-
-def _change(result: ToolResult) -> list[str | None] | None:
-    """Return id, old and new content of what a call changed ("" is the core memory's id); None if nothing."""
-    if result.code not in CHANGING_CODES:
-        return None
-    return [result.entry_id or "", result.before, result.content]
