@@ -35,7 +35,7 @@ from memalpha.qa.evaluate import run_systems
 from memalpha.qa.memory_reward import check_categories
 from memalpha.qa.progress import show_progress
 from memalpha.qa.reader import load_reader, with_default_reader
-from memalpha.qa.report import Report, check_folder, check_names, make_result_folder, provenance, save_results
+from memalpha.qa.report import Report, check_folder, check_names, provenance, save_results
 from memalpha.qa.scoring.judge import load_judge
 from memalpha.qa.systems import EvaluatedSystem, is_writer, load_system
 from memalpha.store.schema import load_schema
@@ -61,7 +61,7 @@ class UnfinishedEvaluation:
         replies_path: File for the replies of local policies.
 
     Raises:
-        ConfigError: The reports that the marker names cannot be read, or the folder cannot be written.
+        ConfigError: The reports that the marker names cannot be read.
     """
 
     def __init__(self, folder: Path, systems: Sequence[str], provenance: Mapping[str, Any]) -> None:
@@ -100,10 +100,7 @@ class UnfinishedEvaluation:
 
     def _write(self) -> None:
         text = json.dumps({"finished": list(self.reports), "provenance": self._provenance}, indent=1)
-        try:
-            self._path.write_text(text + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"out: cannot write to {self._path.parent}: {error.strerror}") from error
+        self._path.write_text(text + "\n", encoding="utf-8")
 
 
 TRAINED_SYSTEM = "trained"
@@ -224,7 +221,7 @@ def run_evaluation(config: EvalConfig) -> list[Report]:
     """
     check_names(config.systems)
     with TemporaryDirectory() as scratch:
-        folder = make_result_folder(scratch if config.out is None else config.out)
+        folder = Path(scratch if config.out is None else config.out) / "eval"
         with lock_file(folder / ".lock", "another evaluation", ConfigError):
             return _run_evaluation(config, folder)
 

@@ -23,6 +23,7 @@ from memalpha.errors import ConfigError
 from memalpha.policy.base import format_bill
 from memalpha.qa.memory_reward import conversation_tokens, count_changes_by_id, memory_tokens
 from memalpha.qa.scoring.judge import UnjudgedAnswer
+from memalpha.qa.scoring.stats import mean
 from memalpha.store.memory import html_table
 from memalpha.tasks.catalog import get_data_set, locate
 from memalpha.tasks.formats.files import compute_sha256
@@ -136,11 +137,11 @@ def mean_and_error(clusters: Iterable[Sequence[float]]) -> tuple[float | None, f
     total = sum(len(values) for values in non_empty)
     if not total:
         return None, None
-    mean = sum(sum(values) for values in non_empty) / total
+    center = sum(sum(values) for values in non_empty) / total
     if len(non_empty) < 2:
-        return mean, None
-    squares = sum((sum(values) - mean * len(values)) ** 2 for values in non_empty)
-    return mean, (squares * len(non_empty) / (len(non_empty) - 1)) ** 0.5 / total
+        return center, None
+    squares = sum((sum(values) - center * len(values)) ** 2 for values in non_empty)
+    return center, (squares * len(non_empty) / (len(non_empty) - 1)) ** 0.5 / total
 
 
 def accuracy_of(records: Iterable[Record]) -> dict[str, float | None]:
@@ -148,8 +149,8 @@ def accuracy_of(records: Iterable[Record]) -> dict[str, float | None]:
     by_task: dict[str, list[float]] = defaultdict(list)
     for record in records:
         by_task[record.task].append(float(record.correct))
-    mean, error = mean_and_error(by_task.values())
-    return {"accuracy": mean, "se": error}
+    accuracy, error = mean_and_error(by_task.values())
+    return {"accuracy": accuracy, "se": error}
 
 
 def accuracy_by_ability(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
@@ -192,24 +193,20 @@ def summarize(
     rewards = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
     return {
         **accuracy_of(records),
-        "score": _ratio(sum(record.score for record in records), len(records)),
+        "score": mean([record.score for record in records]),
         "answerable_accuracy": accuracy_of(record for record in records if record.gold)["accuracy"],
         "update_accuracy": accuracy_of(record for record in records if record.kind == "updated")["accuracy"],
         "retract_accuracy": accuracy_of(record for record in records if record.kind == "retracted")["accuracy"],
-        "stale_rate": _ratio(sum(record.stale for record in changed), len(changed)),
-        "reward": _ratio(sum(rewards), len(rewards)),
-        "valid_calls": _ratio(sum(result.ok for result in results), len(results)),
+        "stale_rate": mean([record.stale for record in changed]),
+        "reward": mean(rewards),
+        "valid_calls": mean([result.ok for result in results]),
         "duplicates": _ratio(codes["duplicate"], len(results)),
         "update_share": _ratio(codes["updated"], len(results)),
         "delete_share": _ratio(codes["deleted"], len(results)),
         "update_hit": _ratio(by_id["update hit"], by_id["update"]),
         "delete_hit": _ratio(by_id["delete hit"], by_id["delete"]),
-        "memory_tokens": _ratio(
-            sum(memory_tokens(trajectory.states[-1], count_tokens) for trajectory in trajectories), len(trajectories)
-        ),
-        "conversation_tokens": _ratio(
-            sum(conversation_tokens(trajectory.task, count_tokens) for trajectory in trajectories), len(trajectories)
-        ),
+        "memory_tokens": mean([memory_tokens(rollout.states[-1], count_tokens) for rollout in trajectories]),
+        "conversation_tokens": mean([conversation_tokens(rollout.task, count_tokens) for rollout in trajectories]),
         "by_ability": accuracy_by_ability(records),
     }
 

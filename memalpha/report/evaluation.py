@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from memalpha.qa.compare import load_records
 from memalpha.qa.error_analysis import ERROR_CLASSES, Waterfall, waterfall
 from memalpha.qa.report import CHANGED, Record, Report, ceiling_of, warnings_of
-from memalpha.qa.scoring.stats import MIN_CLUSTERS, ScoredAnswer, compare_paired, estimate, micro
+from memalpha.qa.scoring.stats import MIN_CLUSTERS, ScoredAnswer, compare_paired, estimate, mean, micro
 from memalpha.report.charts import Z95, Bar, Mark, MarkRow, mark_rows, stacked_bars
 from memalpha.text_files import parse_json_or_none
 
@@ -146,10 +146,10 @@ def _read_system(file: str, title: str, records: Sequence[Record]) -> dict[str, 
         "title": title,
         "plain": estimate(_rows(records), resamples=RESAMPLES),
         "macro": estimate(_rows(records), macro=True, resamples=RESAMPLES),
-        "answerable": _mean_score(record for record in records if record.gold),
-        "unanswerable": _mean_score(record for record in records if not record.gold),
+        "answerable": mean([record.score for record in records if record.gold]),
+        "unanswerable": mean([record.score for record in records if not record.gold]),
         "unanswerable_n": sum(not record.gold for record in records),
-        "recall": sum(recalls) / len(recalls) if recalls else None,
+        "recall": mean(recalls),
         "tokens": sum(record.tokens for record in records) / len(records),
         "abstained": sum(record.abstained for record in records) / len(records),
         "stale": sum(record.stale for record in records) / len(records) if knows_changes else None,
@@ -168,11 +168,6 @@ def anchor(*parts: object) -> str:
 
 def _rows(records: Sequence[Record]) -> list[ScoredAnswer]:
     return [ScoredAnswer(record.task, record.ability, float(record.score)) for record in records]
-
-
-def _mean_score(records: Iterable[Record]) -> float | None:
-    scores = [record.score for record in records]
-    return sum(scores) / len(scores) if scores else None
 
 
 def _bar(label: str, fall: Waterfall) -> Bar:

@@ -185,7 +185,7 @@ def test_lines_of_progress_come_now_and_then():
 
 
 def test_a_folder_that_cannot_be_written_is_said_before_the_work(settings, tmp_path, monkeypatch):
-    (tmp_path / "run" / "eval" / MARKER).mkdir(parents=True)
+    (tmp_path / "run").write_text("")
     names = evaluated_systems(monkeypatch)
     with pytest.raises(ConfigError, match="out: cannot write to"):
         run_evaluation(settings())
