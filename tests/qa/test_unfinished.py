@@ -107,12 +107,12 @@ def test_a_local_model_goes_on_within_a_system(tmp_path, monkeypatch):
     monkeypatch.setattr(DecodingQueue, "collect", stopping)
 
     def evaluation(name, **keys):
-        keys = {"systems": ["tiny"], "limit": 3, "seeds": [0], "out": str(tmp_path / name), **keys}
+        keys = {"systems": ["tiny"], "limit": 1, "seeds": [0], "out": str(tmp_path / name), **keys}
         return load_config(EvalConfig, "synthetic", {"reader": {"kind": "policy", "policy": "tiny"}, **keys})
 
     whole = run_evaluation(evaluation("whole"))
     count = len(sampled)
-    stop_after[0] = 6
+    stop_after[0] = 3
     with pytest.raises(KeyboardInterrupt):
         run_evaluation(evaluation("run"))
     replies = tmp_path / "run" / "eval" / REPLIES

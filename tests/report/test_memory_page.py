@@ -38,6 +38,11 @@ def store(tmp_path: Path) -> Iterator[MemoryStore]:
         yield store
 
 
+def page_of(store: MemoryStore, folder: Path) -> str:
+    write_memory_page(store, folder / "ana.html")
+    return (folder / "ana.html").read_text(encoding="utf-8")
+
+
 class _Elements(HTMLParser):
     """Elements of a page, and the attributes that are scripts."""
 
@@ -79,8 +84,7 @@ def test_half_of_a_surrogate_pair_is_escaped(store: MemoryStore, tmp_path: Path)
 
 
 def test_the_policy_allows_the_page_s_own_styles_and_script_alone(store: MemoryStore, tmp_path: Path) -> None:
-    write_memory_page(store, tmp_path / "ana.html")
-    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+    page = page_of(store, tmp_path)
     policy = html.unescape(re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)[0])
     blocks = {tag: re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("style", "script")}
     digests = {tag: [hashlib.sha256(block.encode()).digest() for block in found] for tag, found in blocks.items()}
@@ -95,8 +99,7 @@ def test_the_policy_allows_the_page_s_own_styles_and_script_alone(store: MemoryS
 def test_a_page_replaces_a_page_and_nothing_else(store: MemoryStore, tmp_path: Path) -> None:
     write_memory_page(store, tmp_path / "ana.html")
     store.insert("semantic", "pet: a cat")
-    write_memory_page(store, tmp_path / "ana.html")
-    assert "pet: a cat" in (tmp_path / "ana.html").read_text(encoding="utf-8")
+    assert "pet: a cat" in page_of(store, tmp_path)
     with pytest.raises(StoreError, match=r"ana\.db exists and is no HTML page"):
         write_memory_page(store, tmp_path / "ana.db")
     with pytest.raises(StoreError, match="cannot be written"):
@@ -122,8 +125,7 @@ def test_what_waits_for_a_review_is_shown_apart(store: MemoryStore, tmp_path: Pa
     assert home is not None
     intended = Operation("update", id=home.id, category="semantic", content="city: Moscow " + MARKUP, speaker="Mallory")
     store.apply(quarantine_operation(intended, home.content, "Ana said otherwise"))
-    written = write_memory_page(store, tmp_path / "ana.html")
-    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+    written = page = page_of(store, tmp_path)
     waiting = page[page.index("Waiting for review") : page.index("<h2>Core memory")]
     assert "city: Moscow &lt;script" in waiting and "said by </span>Mallory" in waiting
     assert '<del class="text" dir="auto">city: Rome</del>' in waiting and "wants to change" in waiting
@@ -132,8 +134,7 @@ def test_what_waits_for_a_review_is_shown_apart(store: MemoryStore, tmp_path: Pa
     assert "Moscow" not in after and written["live"] == 3
     assert '<a href="#waiting"><b>1</b> waits for review' in page
     store.review(9, accept=True)
-    write_memory_page(store, tmp_path / "ana.html")
-    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+    page = page_of(store, tmp_path)
     assert "Waiting for review" not in page and "said by </span>Mallory" in page
 
 
@@ -144,8 +145,7 @@ def test_what_speaks_against_entries_is_shown(tmp_path: Path) -> None:
             store.insert("semantic", "[outdated] plays the cello")
         with store.writing_as(speaker=MARKUP):
             rival = store.insert("semantic", "job: cook " + MARKUP, timestamp="2024-05-02")
-        write_memory_page(store, tmp_path / "ana.html")
-        page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+        page = page_of(store, tmp_path)
         assert '<a href="#contradictions"><b>1</b> contradiction' in page
         assert '<a href="#outdated"><b>1</b> outdated' in page  # the older job is a side of the contradiction already
         found = page[page.index("<h2>Contradictions") : page.index('<section class="category"')]
@@ -153,8 +153,7 @@ def test_what_speaks_against_entries_is_shown(tmp_path: Path) -> None:
         assert "job is said to be" in found and "its own text says" in found
         assert MARKUP not in page and not _Elements(page).handlers
         store.delete(rival.id)
-        write_memory_page(store, tmp_path / "ana.html")
-        assert "Contradictions" not in (tmp_path / "ana.html").read_text(encoding="utf-8")
+        assert "Contradictions" not in page_of(store, tmp_path)
 
 
 def test_a_write_that_comes_meanwhile_is_on_the_next_page(
@@ -165,8 +164,7 @@ def test_a_write_that_comes_meanwhile_is_on_the_next_page(
     store.update(home.id, "city: Riga")
     store.insert("semantic", "pet: a cat")
     monkeypatch.setattr(MemoryStore, "snapshot", lambda store: last)  # as it was when the page began
-    written = write_memory_page(store, tmp_path / "ana.html")
-    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+    written = page = page_of(store, tmp_path)
     assert written["live"] == 3 and written["operations"] == last
     assert "city: Riga" not in page and "pet: a cat" not in page
     assert f'data-to="" data-speaker=""><span class="text" dir="auto">{home.content}' in page
@@ -175,8 +173,7 @@ def test_a_write_that_comes_meanwhile_is_on_the_next_page(
 def test_an_erased_entry_is_on_no_page(store: MemoryStore, tmp_path: Path) -> None:
     store.erase(store.list("episodic")[0].id)
     store.erase_core_history()
-    write_memory_page(store, tmp_path / "ana.html")
-    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
+    page = page_of(store, tmp_path)
     assert "onerror" not in page and "Ana lives in Oslo." not in page
     assert "erased" in page
 
