@@ -30,7 +30,7 @@ from memalpha import __version__
 from memalpha.arguments import check_path
 from memalpha.cli import checks, config, data, evaluate, read, serve, store, train
 from memalpha.cli.options import PROCESS_RANK, visible
-from memalpha.config.files import SYNONYMS
+from memalpha.config.files import setting_synonyms
 from memalpha.errors import (
     ConfigError,
     EvaluationError,
@@ -101,7 +101,7 @@ class _SettingsCommand(_Command):
     """Command with `KEY=VALUE` settings; a setting written as an option is refused with the form to write."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        synonyms = SYNONYMS if ctx.info_name == "train" else {}
+        synonyms = setting_synonyms() if ctx.info_name == "train" else {}
         options = {option.lstrip("-") for parameter in self.get_params(ctx) for option in parameter.opts}
         for index, word in enumerate(args):
             if word == "--":  # what follows are arguments

@@ -1,7 +1,7 @@
 """Configuration files in YAML, shipped or user-defined, with `key=value` overrides.
 
-`settings_of` lists all settings with their types, defaults and descriptions; `SYNONYMS` has their names in other
-trainers.
+`settings_of` lists all settings with their types, defaults and descriptions; `setting_synonyms` has their names in
+other trainers.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
@@ -186,103 +187,21 @@ def _nearest(key: str, kind: type[BaseModel]) -> str | None:
     """Return the full name of the setting that an unknown key most likely means, or None."""
     settings = [path for path, _ in settings_of(kind)]
     leaf = key.split(".")[-1]
-    if leaf in SYNONYMS:  # nearest by letters would only mislead where this kind of run has none of them
-        return next((name for name in SYNONYMS[leaf].split() if name in settings and name != key), None)
+    if leaf in (synonyms := setting_synonyms()):  # nearest by letters would only mislead where this run has none
+        return next((name for name in synonyms[leaf].split() if name in settings and name != key), None)
     names = {path.split(".")[-1]: path for path in reversed(settings)}  # the first of a name, as agent before judge
     matches = get_close_matches(leaf, names | {name: name for name in kind.model_fields}, 1)
     return names.get(matches[0], matches[0]) if matches else None
 
 
-SYNONYMS: Mapping[str, str] = {
-    "adam_beta1": "optimizer.adam_betas",
-    "adam_beta2": "optimizer.adam_betas",
-    "batch_size": "sampling.tasks_per_step optimizer.batch_pairs optimizer.batch_rows",
-    "betas": "optimizer.adam_betas",
-    "bf16": "compute.dtype",
-    "checkpoint_dir": "out",
-    "checkpoint_every": "checkpoint.save_steps",
-    "clip_eps": "loss.epsilon",
-    "clip_range": "loss.epsilon",
-    "clip_ratio": "loss.epsilon",
-    "cliprange": "loss.epsilon",
-    "dataset_name": "data",
-    "difficulty": "curriculum",
-    "entropy_coeff": "loss.entropy_coef",
-    "eval_every": "evaluation.eval_steps",
-    "eval_interval": "evaluation.eval_steps",
-    "fp16": "compute.dtype",
-    "fsdp": "compute.sharding",
-    "gae_lambda": "ppo.lam",
-    "grad_clip": "optimizer.max_grad_norm",
-    "gradient_accumulation_steps": "compute.microbatch_tokens",
-    "gradient_clip": "optimizer.max_grad_norm",
-    "gradient_clipping": "optimizer.max_grad_norm",
-    "inner_epochs": "optimizer.num_iterations",
-    "judge_model": "reward.judge.judges",
-    "kl_coef": "loss.beta",
-    "load_in_8bit": "compute.load_in_4bit",
-    "logging": "report_to",
-    "lora_r": "lora.r",
-    "lora_rank": "lora.r",
-    "lr": "optimizer.learning_rate",
-    "lr_scheduler_type": "optimizer.decay_fraction",
-    "max_completion_length": "sampling.max_new_tokens agent.max_new_tokens",
-    "max_gradient_norm": "optimizer.max_grad_norm",
-    "max_samples": "dataset.limit limit tasks",
-    "max_tasks": "dataset.limit limit tasks",
-    "max_tokens": "sampling.max_new_tokens agent.max_new_tokens",
-    "mixed_precision": "compute.dtype",
-    "model": "policy",
-    "model_name": "policy",
-    "model_name_or_path": "policy",
-    "n_rollouts": "sampling.group_size",
-    "num_epochs": "optimizer.epochs optimizer.schedule_steps",
-    "num_generations": "sampling.group_size",
-    "num_rollouts": "sampling.group_size",
-    "num_samples": "dataset.limit limit tasks",
-    "num_steps": "optimizer.schedule_steps max_steps",
-    "num_train_epochs": "optimizer.epochs optimizer.schedule_steps",
-    "output_dir": "out",
-    "peft_config": "lora",
-    "per_device_train_batch_size": "sampling.tasks_per_step optimizer.batch_pairs optimizer.batch_rows",
-    "pooling_strategy": "pooling",
-    "precision": "compute.dtype",
-    "quantization": "compute.load_in_4bit",
-    "rate_limit": "reward.judge.endpoint.requests_per_minute",
-    "reflection_system_prompt": "erl.reflection_prompt",
-    "retry_system_prompt": "erl.retry_prompt",
-    "reward_components": "rewards reward.functions",
-    "reward_fn": "rewards reward.functions",
-    "reward_func": "rewards reward.functions",
-    "reward_funcs": "rewards reward.functions",
-    "reward_functions": "rewards reward.functions",
-    "reward_weights": "rewards reward.functions",
-    "rollouts": "sampling.group_size",
-    "save_dir": "out",
-    "save_interval": "checkpoint.save_steps",
-    "steps": "max_steps",
-    "tasks": "limit",
-    "temp": "sampling.temperature",
-    "top_k_entries": "reader.k",
-    "torch_dtype": "compute.dtype",
-    "total_steps": "optimizer.schedule_steps max_steps",
-    "train_data": "data",
-    "train_dataset": "data",
-    "train_file": "data",
-    "trainer": "algorithm",
-    "trainer_type": "algorithm",
-    "training_steps": "optimizer.schedule_steps max_steps",
-    "use_cuda": "compute.device",
-    "use_gpu": "compute.device",
-    "use_lora": "lora",
-    "validation_interval": "evaluation.eval_steps",
-    "value_clip": "ppo.cliprange_value",
-    "value_coef": "ppo.vf_coef",
-    "value_loss_coef": "ppo.vf_coef",
-    "wandb": "report_to",
-    "warmup": "optimizer.warmup_steps",
-}
-"""Name of a setting in other trainers -> full names here, of which a run has the first that its kind knows."""
+@cache
+def setting_synonyms() -> Mapping[str, str]:
+    """Return full names of settings, apart by blanks, by a name in other trainers (`data/setting_synonyms.yaml`).
+
+    Of several, a run has the first that its kind knows.
+    """
+    text = (resources.files("memalpha") / "data" / "setting_synonyms.yaml").read_text(encoding="utf-8")
+    return {name: settings for settings, names in yaml.safe_load(text).items() for name in names.split()}
 
 
 @dataclass(frozen=True, slots=True)

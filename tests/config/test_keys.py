@@ -17,7 +17,7 @@ from memalpha.config import (
     shipped_configs,
     training_config,
 )
-from memalpha.config.files import SYNONYMS, settings_of
+from memalpha.config.files import setting_synonyms, settings_of
 from memalpha.config.learner import default_learning_rate
 from memalpha.errors import ConfigError
 
@@ -34,7 +34,7 @@ def test_every_setting_has_a_meaning(kind):
     assert not [name for name, setting in settings_of(kind) if not setting.meaning]
 
 
-@pytest.mark.parametrize("names", [SHORT_NAMES, SYNONYMS], ids=["short names", "synonyms"])
+@pytest.mark.parametrize("names", [SHORT_NAMES, setting_synonyms()], ids=["short names", "synonyms"])
 def test_every_name_leads_to_a_setting(names):
     settings = {name for kind in kinds().values() for name, _ in settings_of(kind)} | {"reward.reader"}
     assert not {name for full in names.values() for name in full.split()} - settings
