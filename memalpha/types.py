@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, make_dataclass
 from datetime import datetime
-from functools import wraps
-from typing import Any, Generic, Literal
+from typing import Any, Generic, Literal, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from typing_extensions import TypeVar  # typing's own has defaults from Python 3.13 on
@@ -19,18 +18,17 @@ from typing_extensions import TypeVar  # typing's own has defaults from Python 3
 T = TypeVar("T")
 
 
-def _draft(record: type) -> type:
-    """Return a class with the fields and slots of a frozen dataclass that is not frozen."""
+def fast_maker(record: type[T]) -> Callable[..., T]:
+    """Return a function that makes an instance of positional values, in a third of the constructor's time.
+
+    The constructor of `dataclass` sets each frozen field by a call. This fills an instance of a class with the same
+    slots that is not frozen, and changes its class.
+    """
     specification = [
         (spec.name, spec.type, field(default=spec.default, default_factory=spec.default_factory))
-        for spec in fields(record)
+        for spec in fields(cast("Any", record))
     ]
-    return make_dataclass(record.__name__, specification, slots=True)
-
-
-def fast_maker(record: type[T]) -> Callable[..., T]:
-    """Return a function that makes an instance of positional values, in two thirds of the constructor's time."""
-    draft: Any = _draft(record)
+    draft: Any = make_dataclass(record.__name__, specification, slots=True)
 
     def make(*values: Any) -> T:
         instance = draft(*values)
@@ -38,25 +36,6 @@ def fast_maker(record: type[T]) -> Callable[..., T]:
         return instance
 
     return make
-
-
-def with_fast_constructor(record: type[T]) -> type[T]:
-    """Make instances of a frozen dataclass with slots in less than half of the time.
-
-    The constructor of `dataclass` sets a frozen field by a call. This one fills an instance of a class with the same
-    slots that is not frozen, and changes its class.
-    """
-    draft = _draft(record)
-    fill, set_attribute = draft.__init__, object.__setattr__
-
-    @wraps(record.__init__)
-    def construct(self: Any, *values: Any, **named: Any) -> None:
-        set_attribute(self, "__class__", draft)
-        fill(self, *values, **named)
-        self.__class__ = record
-
-    record.__init__ = construct  # pyright: ignore[reportAttributeAccessIssue]
-    return record
 
 
 OperationKind = Literal["insert", "update", "delete", "core_update"]
@@ -259,7 +238,6 @@ AnyTask = TypeVar("AnyTask", bound=Task | TextTask, default=Task)
 """Task type of a rollout."""
 
 
-@with_fast_constructor
 @dataclass(frozen=True, slots=True)
 class MemoryEntry:
     """One stored fact, as of one position of the operation log.
@@ -291,7 +269,6 @@ class MemoryEntry:
         return fields | {"metadata": deepcopy(dict(self.metadata))}
 
 
-@with_fast_constructor
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One change of a store, as logged.
@@ -322,7 +299,6 @@ class Operation:
     reason: str | None = None
 
 
-@with_fast_constructor
 @dataclass(frozen=True, slots=True)
 class Hit:
     """One search result.
