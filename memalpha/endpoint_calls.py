@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from random import Random
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from memalpha.errors import PolicyError
 
@@ -30,12 +30,7 @@ def parse_name(name: str) -> tuple[str, str]:
         base, _, model = name.partition("#")
     if not model:
         raise PolicyError(f"{name!r} names no model: write http://HOST:PORT/v1#MODEL or openai:MODEL")
-    try:
-        parts = urlsplit(base)
-        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        is_valid, parts = False, urlsplit("")
-    if not is_valid:
+    if (parts := split_address(base)) is None:
         raise PolicyError(f"{base!r} is not the address of an endpoint: write http://HOST:PORT/v1#MODEL")
     if parts.username or parts.password:
         raise PolicyError(
@@ -43,6 +38,15 @@ def parse_name(name: str) -> tuple[str, str]:
             "embedder MEMALPHA_EMBEDDING_KEY)"
         )
     return base.rstrip("/"), model
+
+
+def split_address(address: str) -> SplitResult | None:
+    """Return the parts of the address of an HTTP server; None for another text."""
+    try:
+        parts = urlsplit(address)
+        return parts if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 else None
+    except ValueError:
+        return None
 
 
 def read_key(name: str, variable: str, hint: str = "") -> str:

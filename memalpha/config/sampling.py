@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from memalpha.config.common import ChatConfig, Config
+from memalpha.endpoint_calls import split_address
 
 
 class BatchConfig(Config):
@@ -72,13 +72,8 @@ class SamplerConfig(Config):
     @field_validator("url")
     @classmethod
     def _is_address(cls, url: str) -> str:
-        address = url.removeprefix(SAMPLER_PREFIX).partition("#")[0]
-        try:
-            parts = urlsplit(address)
-            is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_valid, parts = False, urlsplit("")
-        if not url.startswith(SAMPLER_PREFIX) or not is_valid or parts.path.strip("/"):
+        parts = split_address(url.removeprefix(SAMPLER_PREFIX).partition("#")[0])
+        if not url.startswith(SAMPLER_PREFIX) or parts is None or parts.path.strip("/"):
             raise ValueError(f"{url!r} names no server: write vllm:http://HOST:PORT, or vllm:http://HOST:PORT#FOLDER")
         if parts.username or parts.password:
             raise ValueError("an address with a password would stand in config.yaml: leave it out")
