@@ -146,7 +146,7 @@ def validate_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         raise DataError(f"{name}: no option {unknown[0]!r}; its options are: {takes}")
     if isinstance(limit := options.get("limit"), int) and limit < 1:
         raise DataError(f"limit {limit}: at least one task is needed")
-    types = get_type_hints(_entry(name)[1])
+    types = get_type_hints(_entry(name)[1], include_extras=True)
     checked: dict[str, Any] = {}
     for key, value in options.items():
         try:
@@ -170,21 +170,17 @@ def locate(dataset: DataSet, variant: str | None, data: str | Path | None) -> Pa
     Raises:
         DataError: Nothing is there; the message says what to get from where.
     """
-    if dataset.source.startswith("hub:"):
-        return obtain(dataset, variant, data)
-    if data is not None and dataset.source == "made here":
-        raise DataError(f"{dataset.name}: made here: data does not belong to it")
-    files = ", ".join(file.path for file in dataset.files_for(variant)) or "its files"
-    repository = dataset.source.removeprefix("github:")
-    instructions = f"get {files} from the GitHub repository {repository} and give the file or its folder as data=PATH"
     if data is not None:
-        path = Path(data)
-        if not path.exists():
-            raise DataError(f"{path}: not there; {instructions}")
+        if dataset.source == "made here":
+            raise DataError(f"{dataset.name}: made here: data does not belong to it")
+        if not (path := Path(data)).exists():
+            raise DataError(f"{path}: not there; {_manual_instructions(dataset, variant)}")
         return path
+    if dataset.source.startswith("hub:"):
+        return obtain(dataset, variant)
     if dataset.ships:
         return None
-    raise DataError(f"{dataset.name}: {instructions}")
+    raise DataError(f"{dataset.name}: {_manual_instructions(dataset, variant)}")
 
 
 @cache
@@ -202,26 +198,19 @@ def _entry(name: str) -> tuple[DataSet, Loader]:
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def obtain(dataset: DataSet, variant: str | None = None, data: str | Path | None = None) -> Path:
-    """Return the file or folder that a variant is read from.
+def obtain(dataset: DataSet, variant: str | None = None) -> Path:
+    """Return the folder in the hub's local cache that a variant is read from.
 
-    A pinned revision is read from the hub's local cache and fetched first if the cache is incomplete. A set without a
-    pinned revision is the hub's newest, or offline what the cache has. A broken download resumes; sizes and checksums
-    are compared where they are known.
+    A pinned revision is fetched first if the cache is incomplete. A set without a pinned revision is the hub's newest,
+    or offline what the cache has. A broken download resumes; sizes and checksums are compared where they are known.
 
     Args:
         dataset: Data set on the hub.
         variant: Variant whose files are needed.
-        data: File or folder of your own; it wins over the cache.
 
     Raises:
         DataError: The files are missing and cannot be fetched; the message says what to get and how to name it.
     """
-    if data is not None:
-        path = Path(data)
-        if not path.exists():
-            raise DataError(f"{path}: not there; {_manual_instructions(dataset, variant)}")
-        return path
     try:
         from huggingface_hub import errors
     except ModuleNotFoundError:
@@ -263,28 +252,28 @@ def snapshot_commit(path: Path) -> str | None:
 
 def _manual_instructions(dataset: DataSet, variant: str | None) -> str:
     """Return how to get the files by hand."""
-    files = ", ".join(file.path for file in dataset.files_for(variant))
+    files = ", ".join(file.path for file in dataset.files_for(variant)) or "its files"
+    host, _, repository = dataset.source.partition(":")
+    if host != "hub":
+        return f"get {files} from the GitHub repository {repository} and give the file or its folder as data=PATH"
     revision = f", revision {dataset.revision}" if dataset.revision else ""
     return (
-        f"get {files} from the dataset repository {_repository(dataset)} on the model hub{revision} "
+        f"get {files} from the dataset repository {repository} on the model hub{revision} "
         f"({dataset.licence}) and give the folder as data=PATH"
     )
-
-
-def _repository(dataset: DataSet) -> str:
-    return dataset.source.removeprefix("hub:")
 
 
 def _snapshot(dataset: DataSet, files: tuple[File, ...], *, is_local: bool) -> Path:
     """Return the folder of a set's files in the hub's cache, fetched unless `is_local`."""
     from huggingface_hub import snapshot_download
 
-    patterns = [file.path for file in files]
-    options: dict[str, Any] = {"local_files_only": True} if is_local else {}
-    revision = dataset.revision
     return Path(
         snapshot_download(
-            _repository(dataset), repo_type="dataset", revision=revision, allow_patterns=patterns, **options
+            dataset.source.removeprefix("hub:"),
+            repo_type="dataset",
+            revision=dataset.revision,
+            allow_patterns=[file.path for file in files],
+            local_files_only=is_local,
         )
     )
 

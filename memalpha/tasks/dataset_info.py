@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from memalpha.tasks.formats.files import load_shipped_yaml
+
+Count = Annotated[int, Field(ge=1)]
+"""Option of a loader: a whole number from 1 (`catalog.validate_options` holds it)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Official files of data sets: the real ones beside the repository, and corrupted copies of small ones."""
+"""Official files of data sets: corrupted copies of small ones."""
 
 from __future__ import annotations
 
@@ -8,20 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import strategies as st
 
 from memalpha.types import SpeakerTurn, Task
-
-DATA = Path(__file__).parents[3] / "shared" / "data"
-
-
-def needs(name: str) -> pytest.MarkDecorator:
-    """Skip the test if the folder (or file) of the data set is missing."""
-    return pytest.mark.skipif(
-        not (DATA / name).exists(), reason=f"the official files are not in the repository, and {DATA / name} is absent"
-    )
-
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 99) | st.floats(-9, 9) | st.text(max_size=5),

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from memalpha.errors import DataError, install_command
-from memalpha.tasks.catalog import obtain, snapshot_commit
+from memalpha.tasks.catalog import locate, obtain, snapshot_commit
 from memalpha.tasks.dataset_info import DataSet, File
 from memalpha.tasks.load import load_tasks
 
@@ -169,9 +169,9 @@ def test_without_a_revision_the_newest_or_the_cached_commit_is_read(tmp_path):
 
 def test_a_given_path_wins_without_the_hub(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert obtain(describe_set(File("a.json")), data=tmp_path) == tmp_path
+    assert locate(describe_set(File("a.json")), None, tmp_path) == tmp_path
     with pytest.raises(DataError, match=r"nowhere: not there; get a\.json from the dataset repository me/set"):
-        obtain(describe_set(File("a.json")), data=tmp_path / "nowhere")
+        locate(describe_set(File("a.json")), None, tmp_path / "nowhere")
     with pytest.raises(DataError, match=f"huggingface_hub fetches it: {re.escape(install_command('eval'))}"):
         obtain(describe_set(File("a.json")))
 

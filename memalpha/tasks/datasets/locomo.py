@@ -61,15 +61,7 @@ def load(
         DataError: The file does not fit; the message names file, conversation and field.
     """
     file = find_file(path, DATA.files[0].path)
-    try:
-        samples = read_json(file)
-    except DataError as error:
-        if file.exists():
-            raise
-        raise DataError(f"{error}; get locomo10.json from the snap-research/LoCoMo repository, data=PATH") from error
-    samples = require_items(samples, "conversations", str(file))
-    if faults not in ("mark", "mend", "drop"):
-        raise DataError(f"locomo: faults={faults!r}: mark, mend or drop")
+    samples = require_items(read_json(file), "conversations", str(file))
     if audit is None and faults != "mark":
         raise DataError(f"locomo: faults={faults} needs audit=PATH, the audit's errors.json")
     tasks = [_task(sample, number, file, variant or "answerable") for number, sample in enumerate(samples[:limit])]

@@ -42,11 +42,6 @@ def characters(path: Path) -> Iterator[Task]:
     """Yield one character at a time. Raises `DataError` naming file, character and field."""
     memory_file, question_file = (find_sibling(path, file.path) for file in DATA.files)
     memories = read_json(memory_file)
-    if isinstance(memories, list):  # the first English version
-        listed = enumerate(require_objects(memories, str(memory_file)))
-        memories = {
-            require_field(item.get("profile"), "Protagonist", str, f"{memory_file}: {n}"): item for n, item in listed
-        }
     if not isinstance(memories, dict):
         raise DataError(f"{memory_file}: a JSON object of characters is needed")
     for block in require_items(read_json(question_file), "characters", str(question_file)):

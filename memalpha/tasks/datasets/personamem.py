@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder
-from memalpha.tasks.dataset_info import shipped_card
+from memalpha.tasks.dataset_info import Count, shipped_card
 from memalpha.tasks.formats import files
 from memalpha.tasks.formats.files import find_file, find_sibling, read_turn, require_field
 from memalpha.types import Question, SpeakerTurn, Task
@@ -238,7 +238,7 @@ class _Row(NamedTuple):
 
 
 def load_personamem_snippets(
-    path: Path, variant: str | None = None, limit: int | None = None, *, irrelevant: int = 5, seed: int = 0
+    path: Path, variant: str | None = None, limit: int | None = None, *, irrelevant: Count = 5, seed: int = 0
 ) -> list[Task]:
     """Load the rows of a split that have a snippet, with snippets of others.
 
@@ -252,8 +252,6 @@ def load_personamem_snippets(
     Raises:
         DataError: The file does not fit (the message names file, line and field), or has one persona only.
     """
-    if irrelevant < 1:
-        raise DataError(f"irrelevant: {irrelevant}: at least one snippet of another row is mixed in")
     file = find_file(path, _SNIPPETS.files_for(variant)[0].path)
     rows = [
         row

@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import split_text
-from memalpha.tasks.dataset_info import DataSet, shipped_card
+from memalpha.tasks.dataset_info import Count, DataSet, shipped_card
 from memalpha.tasks.formats import files
 from memalpha.tasks.formats.files import find_file, find_sibling, require_field, require_items
 from memalpha.tasks.overlap import words
@@ -52,7 +52,9 @@ _CARDS = {dataset.name: dataset for dataset in DATA}
 # ------------------------------------------------------------------------------------------------------------ passages
 
 
-def load_squad(path: Path, variant: str | None = None, limit: int | None = None, *, paragraphs: int = 24) -> list[Task]:
+def load_squad(
+    path: Path, variant: str | None = None, limit: int | None = None, *, paragraphs: Count = 24
+) -> list[Task]:
     """Load tasks of SQuAD.
 
     Args:
@@ -67,7 +69,9 @@ def load_squad(path: Path, variant: str | None = None, limit: int | None = None,
     return _passage_tasks(_CARDS["squad"], path, variant, limit, paragraphs)
 
 
-def load_xquad(path: Path, variant: str | None = None, limit: int | None = None, *, paragraphs: int = 24) -> list[Task]:
+def load_xquad(
+    path: Path, variant: str | None = None, limit: int | None = None, *, paragraphs: Count = 24
+) -> list[Task]:
     """Load tasks of XQuAD.
 
     Args:
@@ -83,8 +87,6 @@ def load_xquad(path: Path, variant: str | None = None, limit: int | None = None,
 
 
 def _passage_tasks(card: DataSet, path: Path, variant: str | None, limit: int | None, paragraphs: int) -> list[Task]:
-    if paragraphs < 1:
-        raise DataError(f"{card.name}: paragraphs={paragraphs}: must be at least 1")
     file = find_file(path, card.files_for(variant)[0].path)
     articles = require_field(files.read_json(file), "data", list, str(file))
     passages = list(_passages(require_items(articles, "articles", f"{file}: data"), str(file)))
@@ -182,8 +184,8 @@ def _label_loader(name: str, read: Callable[[Path, str | None], list[Sentences]]
         variant: str | None = None,
         limit: int | None = None,
         *,
-        examples: int | None = None,
-        questions: int = 100,
+        examples: Count | None = None,
+        questions: Count = 100,
         split: Literal["test", "train"] = "test",
         seed: int = 0,
     ) -> list[Task]:
@@ -203,8 +205,6 @@ def _label_loader(name: str, read: Callable[[Path, str | None], list[Sentences]]
         """
         prefix = f"{name}-{variant or 'coarse'}" if name == "trec" else name
         examples = _EXAMPLES.get(prefix, 20) if examples is None else examples
-        if examples < 1 or questions < 1:
-            raise DataError(f"{name}: examples={examples}, questions={questions}: each must be at least 1")
         train, test = read(path, variant)
         labels = sorted({label for _, label in train})
         Random(f"{prefix}|labels|{seed}").shuffle(labels)

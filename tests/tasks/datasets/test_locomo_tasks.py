@@ -1,12 +1,13 @@
 """LoCoMo loader: a small conversation in its format, faults included, and the real file if present."""
 
-import copy
 import json
 from pathlib import Path
 
 import pytest
+from hub_layouts import changed, write
 
 from memalpha.errors import DataError
+from memalpha.tasks.catalog import load_set
 from memalpha.tasks.datasets.locomo import load, mend_evidence
 
 FIXTURE = Path(__file__).parents[2] / "data" / "locomo_like.json"
@@ -56,37 +57,21 @@ def test_mend_evidence(strings, expected):
     assert mend_evidence(strings) == expected
 
 
-def set_at(value, *path):
-    def change(samples):
-        node = samples
-        for key in path[:-1]:
-            node = node[key]
-        if value is None:
-            del node[path[-1]]
-        else:
-            node[path[-1]] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (set_at(None, 0, "conversation"), "conversation 0: field 'conversation' is missing"),
-        (set_at([], 0, "conversation"), "conversation 0: field 'conversation' is missing or not dict"),
-        (set_at(None, 0, "conversation", "session_2", 1, "text"), "session_2: field 'text' is missing"),
-        (set_at(None, 0, "conversation", "session_2_date_time"), "field 'session_2_date_time' is missing"),
-        (set_at("May 2023", 0, "conversation", "session_2_date_time"), "session_2_date_time: 'May 2023' is not like"),
-        (set_at(9, 0, "qa", 1, "category"), r"qa\[1\]: 'category' is 9"),
-        (set_at(None, 0, "qa", 1, "answer"), r"qa\[1\]: field 'answer' is missing"),
-        (set_at("D1:1", 0, "qa", 1, "evidence"), r"qa\[1\]: field 'evidence' is missing or not list"),
+        (changed(None, 0, "conversation"), "conversation 0: field 'conversation' is missing"),
+        (changed([], 0, "conversation"), "conversation 0: field 'conversation' is missing or not dict"),
+        (changed(None, 0, "conversation", "session_2", 1, "text"), "session_2: field 'text' is missing"),
+        (changed(None, 0, "conversation", "session_2_date_time"), "field 'session_2_date_time' is missing"),
+        (changed("May 2023", 0, "conversation", "session_2_date_time"), "session_2_date_time: 'May 2023' is not like"),
+        (changed(9, 0, "qa", 1, "category"), r"qa\[1\]: 'category' is 9"),
+        (changed(None, 0, "qa", 1, "answer"), r"qa\[1\]: field 'answer' is missing"),
+        (changed("D1:1", 0, "qa", 1, "evidence"), r"qa\[1\]: field 'evidence' is missing or not list"),
     ],
 )
 def test_a_fault_is_named_with_file_place_and_field(tmp_path, change, message):
-    samples = copy.deepcopy(json.loads(FIXTURE.read_text()))
-    change(samples)
-    file = tmp_path / "bad.json"
-    file.write_text(json.dumps(samples))
+    file = write(tmp_path / "bad.json", change(json.loads(FIXTURE.read_text())))
     with pytest.raises(DataError, match=message) as caught:
         load(file)
     assert str(file) in str(caught.value)
@@ -99,7 +84,7 @@ def test_other_files_are_refused(tmp_path, text, message):
     with pytest.raises(DataError, match=message):
         load(file)
     with pytest.raises(DataError, match="snap-research/LoCoMo"):
-        load(tmp_path / "missing.json")
+        load_set("locomo", data=tmp_path / "missing.json")
 
 
 @pytest.mark.parametrize(
@@ -144,12 +129,8 @@ def test_the_audit_marks_mends_and_masks(tmp_path):
     file.write_text(json.dumps(entries))
     (plain,), (marked,) = load(FIXTURE), load(FIXTURE, audit=file)
     first, last = marked.questions[0], marked.questions[5]
-    assert first.meta["fault"] == {
-        "type": "wrong-citation",
-        "of": "evidence",
-        "answer": "as it was",
-        "evidence": ["D1:2"],
-    }
+    fault = {"type": "wrong-citation", "of": "evidence", "answer": "as it was", "evidence": ["D1:2"]}
+    assert first.meta["fault"] == fault
     assert (last.meta["fault"]["type"], last.meta["fault"]["of"]) == ("temporal-error", "answer")
     assert [q.model_copy(update={"meta": {}}) for q in marked.questions] == [
         q.model_copy(update={"meta": {}}) for q in plain.questions
@@ -171,11 +152,11 @@ def test_the_audit_marks_mends_and_masks(tmp_path):
         ),
         ([], {}, "a JSON list of faults"),
         (None, {"faults": "drop"}, "faults=drop needs audit=PATH"),
-        (None, {"faults": "hide"}, "faults='hide': mark, mend or drop"),
+        (None, {"faults": "hide"}, "locomo: faults='hide': Input should be 'mark', 'mend' or 'drop'"),
     ],
 )
 def test_an_audit_of_other_data_is_refused(tmp_path, entries, options, says):
     file = tmp_path / "errors.json"
     file.write_text(json.dumps(entries))
     with pytest.raises(DataError, match=says):
-        load(FIXTURE, audit=None if entries is None else file, **options)
+        load_set("locomo", data=FIXTURE, audit=None if entries is None else file, **options)

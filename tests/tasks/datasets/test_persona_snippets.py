@@ -1,7 +1,6 @@
 """PersonaMem's snippets mixed with others, from rows in the official layout."""
 
-import csv
-
+import hub_layouts
 import pytest
 
 from memalpha.errors import DataError
@@ -26,13 +25,7 @@ def row(number, persona=None, **changes):
 
 
 def write(folder, rows, name="train.csv"):
-    path = folder / "benchmark" / "text" / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    return path
+    return hub_layouts.write(folder / "benchmark" / "text" / name, rows)
 
 
 def chunk_texts(task):
@@ -92,5 +85,5 @@ def test_a_bad_row_is_named(tmp_path, rows, message):
 
 
 def test_at_least_one_snippet_is_mixed_in(tmp_path):
-    with pytest.raises(DataError, match="irrelevant: 0"):
-        load(write(tmp_path, [row(0), row(2)]), irrelevant=0)
+    with pytest.raises(DataError, match="irrelevant=0: Input should be greater than or equal to 1"):
+        load_tasks("personamem_snippets", data=write(tmp_path, [row(0), row(2)]), irrelevant=0)
