@@ -25,7 +25,7 @@ from functools import partial
 from multiprocessing import util
 from multiprocessing.context import SpawnContext, SpawnProcess
 from queue import LifoQueue
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from memalpha.errors import ConfigError, MemalphaError, RewardError, WorkerError, install_command
 
@@ -228,26 +228,6 @@ def _stop(threads: ThreadPoolExecutor, workers: Sequence[_Worker], pid: int) -> 
 # ------------------------------------------------------------------------------------------------------- many jobs
 
 
-class Pool(Protocol):
-    """Processes for `run_jobs`, on this machine or a cluster.
-
-    Attributes:
-        workers: Jobs done at the same time.
-        died: Raised by the future of a call whose process died.
-    """
-
-    workers: int
-    died: tuple[type[Exception], ...]
-
-    def schedule(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Call a function in one of the processes."""
-        ...
-
-    def stop(self) -> None:
-        """End the processes and what they do."""
-        ...
-
-
 class RayPool:
     """Worker processes of a Ray cluster, of one CPU each (extra `ray`).
 
@@ -256,6 +236,9 @@ class RayPool:
     Args:
         address: `ray://HOST:PORT` of a cluster; None takes `RAY_ADDRESS`, or starts Ray on this machine.
         workers: Jobs done at the same time.
+
+    Attributes:
+        died: Raised by the future of a call whose process died.
 
     Raises:
         ConfigError: Ray is not installed, or there is no cluster at the address.
@@ -289,6 +272,9 @@ class RayPool:
             self._ray.cancel(call, force=True)
         if not self._was_running:
             self._ray.shutdown()
+
+
+Pool = LocalPool | RayPool
 
 
 def run_jobs(

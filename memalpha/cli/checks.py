@@ -55,7 +55,13 @@ def audit(
     """
     from memalpha.store.checks.audit import audit as audit_store
 
-    questions = None if queries is None else _read_queries(queries)
+    questions: list[str] | None = None
+    if queries is not None and queries.suffix == ".jsonl":
+        questions = [question.question for task in load_jsonl(queries) for question in task.questions]
+    elif queries is not None:
+        questions = [line.strip() for line in read_text(queries).splitlines() if line.strip()]
+        if not questions:
+            raise DataError(f"{queries} is empty: write one query per line")
     with open_store(store, embedder, namespace, reads=True) as memory:
         names = [namespace] if namespace is not None else memory.namespaces()
         reports = [audit_store(memory.namespace(name), queries=questions, k=k) for name in names]
@@ -172,15 +178,6 @@ def check_policy(
     result = policy_check.check_policy(load_policy(policy, device="meta"), config)
     print_result(result, as_json, "\n".join(_format_check(result)))
     result.raise_if_broken()
-
-
-def _read_queries(file: Path) -> list[str]:
-    if file.suffix == ".jsonl":
-        return [question.question for task in load_jsonl(file) for question in task.questions]
-    queries = [line.strip() for line in read_text(file).splitlines() if line.strip()]
-    if not queries:
-        raise DataError(f"{file} is empty: write one query per line")
-    return queries
 
 
 def _format_audit(report: Audit, limit: int) -> list[str]:

@@ -71,12 +71,16 @@ def list_(
             {**to_json_value(info), "options": loader_options(name)}, as_json, "\n".join(_format_details(info))
         )
         return
-    infos = list_data_sets()
-    lines = [
-        f"{info.name:<17} {info.about}\n{'':<17} {info.counts}\n"
-        f"{'':<17} {_availability(info)}{_size(info)}; {info.licence}"
-        for info in infos
-    ]
+    infos, lines = list_data_sets(), []
+    for info in infos:
+        host, _, location = info.source.partition(":")
+        where = f"hub {location}" if host == "hub" else f"data=PATH from GitHub {location}"
+        if info.ships:
+            where = "generated" if info.source == "made here" else "ships"
+        sizes = [file.size for file in info.files_for(None)]
+        if sizes and None not in sizes:
+            where += f", {sum(size or 0 for size in sizes) / 1e6:,.1f} MB"
+        lines.append(f"{info.name:<17} {info.about}\n{'':<17} {info.counts}\n{'':<17} {where}; {info.licence}")
     values = [{**to_json_value(info), "options": loader_options(info.name)} for info in infos]
     print_result(values, as_json, "\n".join(lines))
 
@@ -415,19 +419,6 @@ def _status(text: str) -> AbstractContextManager[object]:
     from rich.console import Console
 
     return Console(stderr=True).status(text)
-
-
-def _availability(info: DataSet) -> str:
-    if info.ships:
-        return "generated" if info.source == "made here" else "ships"
-    kind, _, location = info.source.partition(":")
-    return f"hub {location}" if kind == "hub" else f"data=PATH from GitHub {location}"
-
-
-def _size(info: DataSet) -> str:
-    """Format the size of the default variant's files; empty if a size is unknown."""
-    sizes = [file.size for file in info.files_for(None)]
-    return f", {sum(size or 0 for size in sizes) / 1e6:,.1f} MB" if sizes and None not in sizes else ""
 
 
 def _format_details(info: DataSet) -> list[str]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -95,13 +94,6 @@ def evaluate(
         typer.echo(page)
 
 
-class Value(StrEnum):
-    """Value of a question that is averaged."""
-
-    SCORE = "score"
-    CORRECT = "correct"
-
-
 def compare(
     runs: Annotated[
         list[str],
@@ -117,7 +109,9 @@ def compare(
         ),
     ] = None,
     common: Annotated[bool, typer.Option("--common", help="Only the questions that all systems answered.")] = False,
-    value: Annotated[Value, typer.Option(help="Average the scores, or the share that is correct.")] = Value.SCORE,
+    value: Annotated[
+        Literal["score", "correct"], typer.Option(help="Average the scores, or the share that is correct.")
+    ] = "score",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also write the table: .json, .csv or .md (Markdown).")
     ] = None,
@@ -146,7 +140,7 @@ def compare(
     if system:  # those of a run that has only one, and the baseline, are compared, too
         names = [*system, *([baseline] if baseline else [])]
         systems = [s for s in systems if s.name in runs or any(_has_name(s, name) for name in names)]
-    comparison = comparing.compare(systems, baseline=baseline, common=common, value=value.value, seed=seed)
+    comparison = comparing.compare(systems, baseline=baseline, common=common, value=value, seed=seed)
     if out is not None:
         formats = {".csv": comparing.as_csv, ".md": comparing.as_markdown, ".json": _as_json}
         try:

