@@ -18,7 +18,6 @@ from click import ClickException
 from standin import StandIn
 
 import memalpha
-from memalpha import load_tasks
 from memalpha.cli import app, main
 from memalpha.config import (
     SHORT_NAMES,
@@ -107,23 +106,6 @@ def test_shell_snippets_run(
         ran += 1
     assert ran >= 5
     assert "Porto" in capsys.readouterr().out
-
-
-def test_the_task_files_of_the_data_page_load(tmp_path: Path) -> None:
-    """The JSON task, the CSV table and the two tables of a folder, as data/README.md shows them."""
-    text = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```", text, MULTI)
-    [task, table, chunks, questions] = [block for kind, block in blocks if kind in ("json", "")]
-    (tmp_path / "task.jsonl").write_text(json.dumps(json.loads(task)))
-    (tmp_path / "table.csv").write_text(table)
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "chunks.csv").write_text(chunks)
-    (tmp_path / "folder" / "questions.csv").write_text(questions)
-    sizes = {
-        name: [(task.id, len(task.chunks), len(task.questions)) for task in load_tasks(tmp_path / name)]
-        for name in ("task.jsonl", "table.csv", "folder")
-    }
-    assert sizes == {"task.jsonl": [("two-speakers", 2, 2)], "table.csv": [("ana", 2, 2)], "folder": [("ana", 1, 1)]}
 
 
 def _run(words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

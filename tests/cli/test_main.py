@@ -57,10 +57,8 @@ def test_where_filters_show_and_search(memalpha, refused, store: Path) -> None:
 
 def test_around_prints_the_source_text_of_hits(memalpha, tmp_path: Path) -> None:
     lines = ["Ana: Where do you live?", "Ben: In Oslo, by the harbour.", "Ana: Nice!"]
-    facts = [
-        {"category": "episodic", "content": line, "source": "chat", "turn": str(number)}
-        for number, line in enumerate(lines)
-    ]
+    fact = {"category": "episodic", "source": "chat"}
+    facts = [{**fact, "content": line, "turn": str(number)} for number, line in enumerate(lines)]
     (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, facts)))
     memalpha("import", tmp_path / "chat.db", tmp_path / "chat.jsonl")
     words = ("search", tmp_path / "chat.db", "harbour", "-k", 1)
@@ -72,19 +70,13 @@ def test_around_prints_the_source_text_of_hits(memalpha, tmp_path: Path) -> None
     assert hit["explain"]["around"] < 0.5 and memalpha(*words, "--around", -1)[0] == 2
 
 
-def test_a_position_beyond_the_log_prints_a_note(memalpha, store: Path) -> None:
+def test_a_position_beyond_the_log_prints_a_note_that_names_the_argument(memalpha, store: Path) -> None:
     for words in (("show", store), ("search", store, "Ana")):
         assert memalpha(*words, "--as-of", 1)[2] == ""
         code, out, err = memalpha(*words, "--as-of", 99)
         assert code == 0 and "Lisbon" in out and "--as-of 99: the log ends at 1" in err
-
-
-def test_diff_names_the_argument_that_is_beyond_the_log(memalpha, store: Path) -> None:
-    assert memalpha("diff", store, 1, 99) == (
-        0,
-        "no difference\n",
-        "memalpha: TO 99: the log ends at 1; using the current state\n",
-    )
+    note = "memalpha: TO 99: the log ends at 1; using the current state\n"
+    assert memalpha("diff", store, 1, 99) == (0, "no difference\n", note)
     assert "FROM 99: the log ends at 1" in memalpha("diff", store, 99)[2]
     assert "FROM 999999999999999999...: no log" in memalpha("diff", store, "9" * 20)[2]
 
@@ -124,10 +116,8 @@ def test_fork_and_erase(memalpha, refused, store: Path, tmp_path: Path, monkeypa
     memalpha("fork", store, "third")
     words = ("erase", store, "--where", '{"user": "ana"}', "--yes")
     assert memalpha(*words) == (0, "1 entry erased\nnamespace third is a fork and still has it\n", "")
-    assert (
-        memalpha(*words, "--namespace", "third") == (0, "1 entry erased\n", "")
-        and b"kz4711" not in Path(store).read_bytes()
-    )
+    assert memalpha(*words, "--namespace", "third") == (0, "1 entry erased\n", "")
+    assert b"kz4711" not in store.read_bytes()
     assert memalpha(*words)[1] == "0 entries erased\n" and refused(*words[:3], "{}", "--yes")
     assert memalpha("erase", store, "--namespace", "other", "--drop", "--yes")[1] == "2 operations erased\n"
     refused("erase", store, "--namespace", "other", "--drop", "--yes")
@@ -175,9 +165,8 @@ def test_serve_refuses_invalid_options(refused, tmp_path: Path, monkeypatch) -> 
     assert not path.exists()
 
 
-@pytest.mark.parametrize("end", [".md", ".MD"])
-def test_import_of_markdown(memalpha, refused, store: Path, tmp_path: Path, end: str) -> None:
-    notes = tmp_path / f"notes{end}"
+def test_import_of_markdown(memalpha, refused, store: Path, tmp_path: Path) -> None:
+    notes = tmp_path / "notes.MD"
     assert memalpha("export", store, notes) == (0, f"1 entry: {notes}\n", "")
     notes.write_text(notes.read_text().replace("Lisbon", "Porto") + "\n- Ana has a cat.\n")
     assert memalpha("import", store, notes) == (0, f"2 operations: {store}\n", "")
@@ -185,7 +174,7 @@ def test_import_of_markdown(memalpha, refused, store: Path, tmp_path: Path, end:
     for words, says in [
         ((tmp_path / "none.md",), "none.md: cannot be read"),
         ((tmp_path / "none.jsonl",), "none.jsonl: cannot be read"),
-        ((notes, "--from", "jsonl"), f"notes{end}:1: not JSON"),
+        ((notes, "--from", "jsonl"), "notes.MD:1: not JSON"),
         ((store,), "not UTF-8"),
     ]:
         assert says in refused("import", tmp_path / "new.db", *words) and not (tmp_path / "new.db").exists()
@@ -216,11 +205,8 @@ def test_boost_and_pages(memalpha, refused, store: Path) -> None:
     memalpha("add", store, "Ana lives in Porto.", "--timestamp", "2024-06-01", "--importance", 0.1)
     for boost, city in [('{"recency": 9, "now": "2024-06-01"}', "Porto"), ('{"importance": 9}', "Lisbon")]:
         assert city in memalpha("search", store, "Ana lives", "-k", 1, "--boost", boost)[1]
-    for boost, says in {
-        '{"age": 1}': "--boost: age: the terms are",
-        '{"recency": 1}': "now",
-        "3": "--boost: a JSON",
-    }.items():
+    refusals = {'{"age": 1}': "--boost: age: the terms are", '{"recency": 1}': "now", "3": "--boost: a JSON"}
+    for boost, says in refusals.items():
         assert says in refused("search", store, "Ana", "--boost", boost)
     [first] = json.loads(memalpha("show", store, "--limit", 1, "--json")[1])["entries"]
     [second] = json.loads(memalpha("show", store, "--after", first["id"], "--json")[1])["entries"]
@@ -247,9 +233,8 @@ def test_doctor_exits_with_1_on_problems(memalpha, store: Path) -> None:
     rows.execute("DELETE FROM vectors")
     code, out, err = memalpha("doctor", store)
     assert (code, err) == (1, "") and out.startswith("vectors of default: 1 missing\n1 problem: ")
-    assert [problem["part"] for problem in json.loads(memalpha("doctor", store, "--json")[1])["problems"]] == [
-        "vectors"
-    ]
+    [problem] = json.loads(memalpha("doctor", store, "--json")[1])["problems"]
+    assert problem["part"] == "vectors"
     code, out, _ = memalpha("doctor", store, "--repair")
     assert code == 0 and out.startswith("repaired: vectors of default: 1 missing\nsound: ")
     rows.execute("UPDATE meta SET value = 'x'")
@@ -272,11 +257,10 @@ def test_show_prints_the_core_memory_of_a_past_state(memalpha, store: Path) -> N
     assert json.loads(memalpha("show", store, "--as-of", "2020-01-01", "--json")[1]) == {"core": "", "entries": []}
 
 
-@pytest.mark.parametrize(
-    ("text", "count"), [("0", 0), ("1", 1), ("123456789", 1), ("20200101", 0), ("29990101", 1), ("2020-01-01", 0)]
-)
-def test_as_of_digits_are_a_position_and_eight_digits_a_date(memalpha, store: Path, text: str, count: int) -> None:
-    assert len(json.loads(memalpha("show", store, "--as-of", text, "--json")[1])["entries"]) == count
+def test_as_of_digits_are_a_position_and_eight_digits_a_date(memalpha, store: Path) -> None:
+    counts = {"0": 0, "1": 1, "123456789": 1, "20200101": 0, "29990101": 1, "2020-01-01": 0}
+    for text, count in counts.items():
+        assert len(json.loads(memalpha("show", store, "--as-of", text, "--json")[1])["entries"]) == count, text
 
 
 def test_eval_and_data(memalpha, tmp_path: Path) -> None:
@@ -381,7 +365,6 @@ def test_min_score_leaves_out_lower_hits(memalpha, refused, store: Path) -> None
     memalpha("add", store, "Tom likes tea.")
     words = ("search", store, "Ana lives in Lisbon.", "--route", "dense", "--json")
     hits = json.loads(memalpha(*words)[1])
-    assert [hit["entry"]["content"] for hit in hits] == ["Ana lives in Lisbon.", "Tom likes tea."]
     between = (hits[0]["score"] + hits[1]["score"]) / 2
     assert _contents(memalpha(*words, "--min-score", between)[1]) == ["Ana lives in Lisbon."]
     assert memalpha(*words, "--min-score", 2)[:2] == (0, "[]\n")

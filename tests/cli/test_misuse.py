@@ -62,9 +62,11 @@ MESSAGES = {
 
 @pytest.mark.parametrize("words", MESSAGES, ids=lambda words: words[:40])
 def test_a_mistake_is_named_with_what_to_write(
-    words: str, refused, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: str, memalpha, refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if "ana.db" in words:
+        memalpha("add", "ana.db", "Ana lives in Lisbon.", "--embedder", "hash")
     questions = b'[{"id": "q", "question": "Where?", "answers": ["caf"]}]'
     task = b'{"id": "a", "chunks": [{"text": "caf\xc3\xa9"}], "questions": ' + questions + b"}\n"
     (tmp_path / "good.jsonl").write_bytes(task)

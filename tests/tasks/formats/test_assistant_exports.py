@@ -27,13 +27,8 @@ def node(parent: str | None, role: str = "", *parts: Any, **fields: Any) -> dict
 
 
 def chatgpt(nodes: dict[str, Any], leaf: str | None, **fields: Any) -> dict[str, Any]:
-    return {
-        "title": "Move",
-        "create_time": 1716584000.0,
-        "mapping": nodes,
-        "current_node": leaf,
-        "conversation_id": "c1",
-    } | fields
+    known = {"title": "Move", "create_time": 1716584000.0, "conversation_id": "c1"}
+    return {**known, "mapping": nodes, "current_node": leaf, **fields}
 
 
 def said(sender: str, text: str = "", **fields: Any) -> dict[str, Any]:
@@ -42,12 +37,8 @@ def said(sender: str, text: str = "", **fields: Any) -> dict[str, Any]:
 
 
 def claude(*messages: Any, **fields: Any) -> dict[str, Any]:
-    return {
-        "uuid": "c1",
-        "name": "Move",
-        "created_at": "2024-05-24T20:00:00Z",
-        "chat_messages": list(messages),
-    } | fields
+    known = {"uuid": "c1", "name": "Move", "created_at": "2024-05-24T20:00:00Z"}
+    return {**known, "chat_messages": list(messages), **fields}
 
 
 def read(path: Path, value: Any):
@@ -65,21 +56,13 @@ def test_the_branch_that_chatgpt_shows(tmp_path):
         "root": node(None),
         "hidden": node("root", "system", "", metadata={"is_visually_hidden_from_conversation": True}),
         "custom": node("hidden", "user", "About me", content_type="user_editable_context"),
-        "ask": node(
-            "custom",
-            "user",
-            "I moved to Porto.",
-            {"content_type": "image_asset_pointer"},
-            content_type="multimodal_text",
-        ),
+        "ask": node("custom", "user", "I moved to Porto.", {"content_type": "image"}, content_type="multimodal_text"),
         "old": node("ask", "assistant", "A discarded reply"),
         "call": node("ask", "assistant", "search('Porto')", recipient="web"),
         "tool": node("call", "tool", "Porto is a city"),
         "think": node("tool", "assistant", content_type="thoughts"),
         "new": node("think", "assistant", "Nice\ue200cite\ue202turn0search0\ue201!", create_time=None, channel="final"),
-        "voice": node(
-            "new", "user", {"content_type": "audio_transcription", "text": "Thanks"}, content_type="multimodal_text"
-        ),
+        "voice": node("new", "user", {"content_type": "audio", "text": "Thanks"}, content_type="multimodal_text"),
         "empty": node("voice", "assistant", ""),
     }
     silent = [chatgpt({"root": node(None)}, "root", conversation_id="c2"), chatgpt({}, None, conversation_id="c3")]
@@ -117,11 +100,8 @@ def test_the_branch_that_claude_shows(tmp_path):
         said("human", "", uuid="e", parent_message_uuid="d", content=[{"type": "text", "text": "  "}]),
     ]
     [task] = read(tmp_path, [claude(*messages), claude(uuid="none said")])
-    assert turns(task) == [
-        ("0.0", "user", "I moved."),
-        ("0.1", "assistant", "Nice!\nWhere to?"),
-        ("0.2", "user", "Porto"),
-    ]
+    words = [("user", "I moved."), ("assistant", "Nice!\nWhere to?"), ("user", "Porto")]
+    assert turns(task) == [(f"0.{number}", *said) for number, said in enumerate(words)]
     assert task.chunks[0].timestamp == "2024-05-24T20:00:00"
     left_out = {"edited branches": 1, "tool calls": 1}
     assert task.meta == {"source": "claude", "title": "Move", "left_out": left_out}
@@ -150,24 +130,15 @@ def test_chat_messages_in_a_json_file_are_one_task(tmp_path):
     [
         ([chatgpt({}, "x")], r"\[0\]\.current_node: there is no node 'x'"),
         ([chatgpt({"a": node("b"), "b": node("a")}, "a")], "node 'a' is its own ancestor"),
-        (
-            [chatgpt({"a": node(None, "user", "Hi", author={})}, "a")],
-            r"\[0\]\.mapping\['a'\]\.message\.author: field 'role'",
-        ),
-        (
-            [chatgpt({"a": node(None, "user", "Hi", content=[])}, "a")],
-            r"message: field 'content' is missing or not dict",
-        ),
+        ([chatgpt({"a": node(None, "user", "Hi", author={})}, "a")], r"\['a'\]\.message\.author: field 'role'"),
+        ([chatgpt({"a": node(None, "user", "Hi", content=[])}, "a")], "field 'content' is missing or not dict"),
         ([chatgpt({"a": node(None, "user", "Hi", create_time="noon")}, "a")], r"create_time: 'noon' is no time"),
         ([chatgpt({"a": node(None, "user", "Hi")}, "a", conversation_id=None)], r"\[0\]\.conversation_id: is missing"),
         ([chatgpt({"a": node(None, "user", "Hi")}, "a")] * 2, r"\[1\]: the id 'c1' occurs twice"),
         ([chatgpt({"a": node(None)}, "a")], "no conversation has words"),
         ([claude(said("human", "Hi")), 3], r"\[1\]: a conversation is an object, not int"),
         ([claude(said("robot", "Hi"))], r"\[0\]\.chat_messages\[0\]\.sender: is 'robot': use human or assistant"),
-        (
-            [claude(said("human", "Hi", created_at="noon"))],
-            r"chat_messages\[0\]\.created_at: 'noon' is no ISO 8601 time",
-        ),
+        ([claude(said("human", "Hi", created_at="noon"))], r"\[0\]\.created_at: 'noon' is no ISO 8601 time"),
         ([claude(said("human", "Hi", content="Hi"))], r"chat_messages\[0\]\.content: a list of blocks is needed"),
         ([claude({"sender": "human"})], r"chat_messages\[0\]: field 'text' is missing"),
         ([claude(said("human", "Hi"), uuid="")], r"\[0\]\.uuid: is missing"),

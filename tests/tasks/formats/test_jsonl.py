@@ -91,6 +91,11 @@ def test_garbage_is_a_data_error_that_names_the_file(tmp_path_factory, data):
         load_jsonl(path)
 
 
+ASKED = {"id": "q", "question": "?"}
+INSERT = {"kind": "insert", "chunk": 0, "category": "semantic", "content": "city: Oslo"}
+TURNS = {"chunks": [{"turns": [{"speaker": "a", "text": "b", "id": "t1"}]}]}
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -105,33 +110,18 @@ def test_garbage_is_a_data_error_that_names_the_file(tmp_path_factory, data):
         ({"questions": [{"id": "q", "question": "?", "asked_after_chunk": "0"}]}, r"questions\[0\]\.asked_after_chunk"),
         ({"gold_operations": [{"kind": "insert", "chunk": "0", "category": "c"}]}, r"gold_operations\[0\]\.chunk"),
         (
-            {
-                "chunks": [{"turns": [{"speaker": "a", "text": "b", "id": "t1"}]}],
-                "questions": [{"id": "q", "question": "?", "evidence": ["t1", "t2"]}],
-            },
-            r"questions\[0\]\.evidence\[1\]: no turn of the task has the id 't2'",
+            TURNS | {"questions": [ASKED | {"evidence": ["t1", "t2"]}]},
+            r"\[0\]\.evidence\[1\]: no turn .* has the id 't2'",
         ),
-        (
-            {
-                "chunks": [{"turns": [{"speaker": "a", "text": "b", "id": "t1"}]}],
-                "gold_operations": [{"kind": "insert", "chunk": 0, "category": "c", "content": "d", "turn": "t2"}],
-            },
-            r"gold_operations\[0\]\.turn: no turn of the task has the id 't2'",
-        ),
-        (
-            {"gold_operations": [{"kind": "insert", "chunk": 0, "category": "c"}]},
-            r"gold_operations\[0\]\.content: empty",
-        ),
+        (TURNS | {"gold_operations": [INSERT | {"turn": "t2"}]}, r"operations\[0\]\.turn: no turn .* has the id 't2'"),
+        ({"gold_operations": [INSERT | {"content": ""}]}, r"gold_operations\[0\]\.content: empty"),
         ({"questions": [{"id": "q", "question": "?", "meta": {"stale": "x"}}]}, r"questions\[0\]\.meta\.stale: a list"),
         ({"chunks": [{"text": "x", "turns": [{"speaker": "a", "text": "b"}]}]}, r"chunks\[0\]: a chunk has either"),
         ({"chunks": [{"txt": "x"}]}, r"chunks\[0\]\.txt: unknown key: known are text"),
         ({"chunks": [{"turns": [{"speaker": "a", "text": 3}]}]}, r"chunks\[0\]\.turns\[0\]\.text"),
         ({"chunks": [{"text": "x", "timestamp": "May 1st"}]}, r"chunks\[0\]\.timestamp: 'May 1st'"),
         ({"questions": [{"id": "q", "question": "?", "answer": "x"}]}, r"questions\[0\]\.answer: unknown key"),
-        (
-            {"questions": [{"id": "q", "question": "?", "asked_after_chunk": 1}]},
-            r"questions\[0\]\.asked_after_chunk: 1 is o",
-        ),
+        ({"questions": [ASKED | {"asked_after_chunk": 1}]}, r"questions\[0\]\.asked_after_chunk: 1 is o"),
         ({"questions": [{"id": "q", "question": "?"}] * 2}, r"questions\[1\]\.id: questions\[0\] has 'q' already"),
         ({"gold_operations": [{"kind": "insert", "chunk": 4, "category": "c"}]}, r"gold_operations\[0\]\.chunk"),
         ({"gold_operations": [{"kind": "add", "chunk": 0, "category": "c"}]}, r"gold_operations\[0\]\.kind"),
@@ -161,7 +151,6 @@ def test_evidence_of_a_task_without_turn_ids_is_free(tmp_path):
     assert load_jsonl(path)[0].questions[0].evidence == ("page 3",)
 
 
-INSERT = {"kind": "insert", "chunk": 0, "category": "semantic", "content": "city: Oslo"}
 MOVE = {"kind": "update", "chunk": 1, "category": "semantic", "content": "city: Rome", "replaces": "city: Oslo"}
 FORGET = {"kind": "delete", "chunk": 1, "category": "semantic", "replaces": "city: Rome"}
 TWO_CHUNKS = {"id": "a", "chunks": [{"text": "one"}, {"text": "two"}]}
