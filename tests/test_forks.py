@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import json
 import os
 import signal
 import sqlite3
@@ -13,11 +12,11 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from standin import StandIn
 
 from memalpha.agent.agent import MemoryAgent
 from memalpha.config import EndpointConfig
@@ -181,39 +180,16 @@ def test_loops_of_rewards_start_anew() -> None:
     assert in_child(lambda: LOOP.start(answer()).result(10)) == "7"
 
 
-@pytest.fixture
-def endpoint() -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *arguments) -> None: ...
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            message = {"role": "assistant", "content": self.path}
-            body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-
-
-def test_endpoints_are_asked_by_children_while_the_parent_asks(endpoint, tmp_path: Path) -> None:
-    policy = EndpointPolicy(f"{endpoint}#m", EndpointConfig(concurrency=1, cache=tmp_path / "answers.db"))
-
+def test_endpoints_are_asked_by_children_while_the_parent_asks(tmp_path: Path) -> None:
     def ask() -> str:
         request = SampleRequest(({"role": "user", "content": str(time.monotonic_ns())},))
         return policy.sample([request])[0].text
 
-    ask()  # a fork beside a first import would be another matter
-    with busy(ask):
-        for _ in range(3):
-            assert in_child(ask) == "'/v1/chat/completions'"
-    assert ask() == "/v1/chat/completions"
-    policy.client.close()
+    with StandIn(lambda body: "answer") as server:
+        policy = EndpointPolicy(f"{server.url}#m", EndpointConfig(concurrency=1, cache=tmp_path / "answers.db"))
+        ask()  # a fork beside a first import would be another matter
+        with busy(ask):
+            for _ in range(3):
+                assert in_child(ask) == "'answer'"
+        assert ask() == "answer"
+        policy.client.close()

@@ -41,10 +41,8 @@ def test_judge_check_prints_agreement_and_cost(tmp_path):
         second = json.loads(run(*words, "--json").output)
         assert second["accuracy"] == 2 / 3 and second["disagreed"][0]["votes"][0]["verdicts"] == ["wrong"]
         shipped = json.loads(run("--judge", server.name, "--json").output)
-        assert (
-            shipped["items"] > 40
-            and shipped["statistics"][server.name]["paid"] == shipped["statistics"][server.name]["asked"]
-        )
+        bill = shipped["statistics"][server.name]
+        assert shipped["items"] > 40 and bill["paid"] == bill["asked"]
 
 
 def test_judges_and_teachers_are_said_to_refuse(tmp_path, memalpha):

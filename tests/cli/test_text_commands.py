@@ -61,10 +61,8 @@ def test_eval_of_a_run_repeats_its_own_evaluation(trained: Path) -> None:
     elsewhere = ("eval", str(trained / "no-out.yaml"), f"out={trained / 'start-again'}", "--json")
     assert json.loads(call(*elsewhere)) == other
     config, _, _ = resolve_text_run(str(trained / "run"), {}) or pytest.fail("a text run")
-    report = evaluate_text(
-        load_policy(trained / "run"), TextTaskSource(config).held_out, config.rewards, max_new_tokens=4
-    )
-    assert report.summary == after
+    tasks, policy = TextTaskSource(config).held_out, load_policy(trained / "run")
+    assert evaluate_text(policy, tasks, config.rewards, max_new_tokens=4).summary == after
 
 
 def test_evaluations_are_compared(trained: Path) -> None:

@@ -52,9 +52,8 @@ def test_the_first_step_of_mem_alpha_runs(recipe, tmp_path):
         changes |= {"reader": {"policy": server.name}, "reward": {"judge": {"judges": [server.name]}}}
         changes |= {"compute": {"sharding": "ddp"}, "optimizer": {"minibatches": 2}}
         metrics = assert_stepped(first_step(recipe, tmp_path, **changes), tmp_path)
-        assert server.bodies and all(
-            body["chat_template_kwargs"] == {"enable_thinking": False} for body in server.bodies
-        )
+        assert server.bodies
+        assert all(body["chat_template_kwargs"] == {"enable_thinking": False} for body in server.bodies)
     assert "reader_truncated" in metrics and "reader_cached" not in metrics
     settings = read_config(recipe)
     assert settings["agent"]["prompt"] == MEM_ALPHA[recipe] and settings["optimizer"]["learning_rate"] == 1e-6
@@ -92,13 +91,14 @@ def planned(folder, shape, tokenizer, recipe, hardware, **changes):
 @pytest.mark.parametrize("recipe", CARDS)
 def test_a_recipe_fits_its_cards(recipe, tmp_path):
     width, layers, heads, inner = QWEN3[read_config(recipe)["policy"]]
-    shape = {
-        "hidden_size": width,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
+    shape = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
+    shape |= {
         "intermediate_size": inner,
+        "vocab_size": 151936,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40960,
     }
-    shape |= {"vocab_size": 151936, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960}
     changes: dict[str, object] = {}
     if recipe == "mem-alpha":
         changes = {"data": "synthetic", "evaluation": {"data": None}, "reader": {"policy": str(tmp_path)}}

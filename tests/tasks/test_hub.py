@@ -139,14 +139,8 @@ def test_a_pinned_set_is_fetched_once_even_when_the_connection_breaks(tmp_path):
 def test_wrong_files_are_reported_and_removed_from_the_cache(tmp_path):
     bad = describe_set(File("a.json", digest(b"[2]")))
     with hub(**{"a.json": b"[1]"}) as server:
-        got, _ = ask(
-            tmp_path,
-            server.server_port,
-            bad,
-            bad,
-            describe_set(File("b.json")),
-            describe_set(File("a.json"), source="hub:me/none"),
-        )
+        others = describe_set(File("b.json")), describe_set(File("a.json"), source="hub:me/none")
+        got, _ = ask(tmp_path, server.server_port, bad, bad, *others)
         fetched = sum(method == "GET" and path.endswith("/a.json") for method, path in server.asked)
     assert [kind for kind, _ in got] == ["error"] * 4
     assert "a.json: its checksum" in got[0][1] and "removed from the cache" in got[0][1]

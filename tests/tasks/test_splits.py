@@ -73,10 +73,8 @@ def test_every_set_says_which_split_is_for_training():
         assert validate_options(dataset.name, dataset.training_options).keys() == dataset.training_options.keys()
         if dataset.has_training_split and not dataset.training_options:
             assert dataset.evaluation_variant in set(dataset.variants) - set(dataset.training_variants)
-    assert [get_data_set("booksum").training_variant, get_data_set("booksum").evaluation_variant] == [
-        "chapters-train",
-        "chapters-test",
-    ]
+    books = get_data_set("booksum")
+    assert (books.training_variant, books.evaluation_variant) == ("chapters-train", "chapters-test")
     assert get_data_set("personamem_snippets").evaluation_variant == "val", "its default variant is the training split"
     assert get_data_set("trec").evaluation_variant == "coarse"
 

@@ -47,9 +47,7 @@ def test_a_word_problem_is_what_its_solution_says(split, seed, number) -> None:
         held_out = held_out or is_held_out(f"{left}{sign}{right}", arithmetic.HELD_OUT)
     assert last == f"#### {reached[-1]}" and task.columns["answer"] == str(reached[-1])
     assert held_out == (split == "test"), "a pair of numbers that a test has is in no training problem"
-    assert task == arithmetic.tasks(split, seed, max(0, number - 2), 3)[min(number, 2)], (
-        "by number, whatever was made before"
-    )
+    assert task == arithmetic.tasks(split, seed, max(0, number - 2), 3)[min(number, 2)], "whatever was made before"
     assert task.category == arithmetic.LEVELS[number % 3]
 
 
@@ -126,13 +124,11 @@ def test_own_files_are_read(tmp_path: Path) -> None:
     rows = [{"q": "1+1?", "target": "2", "n": 1}, {"q": "2+2?", "target": "4", "n": 2}]
     columns = {"prompt": "q", "answer": "target"}
     dataset = datasets.Dataset.from_list(rows)
-    dataset.to_csv(tmp_path / "a.csv", index=False)
     dataset.to_parquet(tmp_path / "a.parquet")
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "a.tsv").write_text("q\ttarget\tn\n1+1?\t2\t1\n2+2?\t4\t2\n")
     dataset.save_to_disk(str(tmp_path / "kept"))
     datasets.DatasetDict({"test": dataset}).save_to_disk(str(tmp_path / "splits"))
-    for name in ("a.csv", "a.parquet", "a.jsonl", "a.tsv", "kept"):
+    for name in ("a.parquet", "a.jsonl", "kept"):
         tasks = load_text_tasks(tmp_path / name, columns=columns)
         assert [(task.prompt, str(task.columns["answer"])) for task in tasks] == [("1+1?", "2"), ("2+2?", "4")], name
         assert set(tasks[0].columns) == {"answer", "n"}
@@ -169,10 +165,8 @@ def test_own_files_arrive_as_they_are_written(tmp_path: Path, mark: str) -> None
     (tmp_path / "a.csv").rename(tmp_path / "folder" / "train.csv")
     (tmp_path / "a.jsonl").rename(tmp_path / "folder" / "test-00000.jsonl")
     assert [task.columns["answer"] for task in load_text_tasks(tmp_path / "folder")] == answers
-    assert [task.columns["answer"] for task in load_text_tasks(tmp_path / "folder", split="test")] == [
-        "2024-05-01",
-        "007",
-    ]
+    held_out = load_text_tasks(tmp_path / "folder", split="test")
+    assert [task.columns["answer"] for task in held_out] == ["2024-05-01", "007"]
     (tmp_path / "a.csv").write_bytes("prompt,answer\na,é\n".encode("latin-1"))
     (tmp_path / "a.jsonl").write_text("[1]\n")
     for name in ("a.csv", "a.jsonl"):
@@ -248,11 +242,7 @@ def test_missing_files_columns_and_names_are_refused(tmp_path: Path) -> None:
         (tmp_path / "none.jsonl", "no such file", {}),
         (tmp_path / "b.jsonl", "b.jsonl:1: not JSON", {}),
         (tmp_path / "c.txt", "files are .json", {}),
-        (
-            tmp_path / "a.jsonl",
-            "columns.answer: there is no column 'gold', but prompt",
-            {"columns": {"answer": "gold"}},
-        ),
+        (tmp_path / "a.jsonl", "columns.answer: there is no column 'gold', but", {"columns": {"answer": "gold"}}),
         ("gsm8k", "name its folder: data=PATH", {}),
         ("gsm8k", "cannot be read", {"data": tmp_path / "nowhere"}),
         ("no-such-set", "names are arithmetic, programs, gsm8k, math", {}),

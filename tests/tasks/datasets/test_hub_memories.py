@@ -83,12 +83,8 @@ def test_halumem_points_are_gold_operations_and_questions_come_after_their_sessi
     assert task.meta == {"interference": [[0, "Ann owns a boat"]]}
     fact, boundary = task.questions
     assert (fact.answers, fact.asked_after_chunk, fact.category) == (("Rome",), 0, "Basic Fact Recall")
-    assert fact.meta == {
-        "metric": "judge",
-        "benchmark": "halumem",
-        "memories": ["Ann lives in Rome"],
-        "difficulty": "easy",
-    }
+    known = {"metric": "judge", "benchmark": "halumem", "difficulty": "easy"}
+    assert fact.meta == {**known, "memories": ["Ann lives in Rome"]}
     assert (boundary.answers, boundary.meta["refused"]) == ((), "It was not provided.")
 
 
@@ -139,12 +135,8 @@ def test_qmsum_reads_the_official_folders_of_meetings(tmp_path):
 
 def test_booksum_reads_a_chapter_over_days(tmp_path):
     def chapter(chunks, summary):
-        return {
-            "book_title": "Emma",
-            "chapter_id": "3",
-            "text": "It rained all day. " * (430 * chunks),
-            "summary": summary,
-        }
+        text = "It rained all day. " * (430 * chunks)
+        return {"book_title": "Emma", "chapter_id": "3", "text": text, "summary": summary}
 
     rows = [
         chapter(5, [{"source": "a", "text": "It rains."}, {"source": "b", "text": ["Rain", "falls."]}]),
@@ -167,33 +159,21 @@ def test_memalpha_rows_keep_their_chunks_and_the_metric_of_their_source(tmp_path
     dialogue = "[Dialogue between User and Assistant on 2024-01-02 00:00]\n<User>Read this"
     event = "[Event happened on 2024-01-05 The user is reading a book]\n<User> It was"
     session = "[Dialogue at timestamp 2023/05/20 (Sat) 02:21]\n<User>Hi [on 2024-01-01]"
+    asked = {"question": "a?", "answer": ["x", "y"], "evidence_idx": 1}
     write(
         tmp_path / "test.parquet",
         [
-            row(
-                "squad",
-                [dialogue, "no header on 2024-01-09"],
-                [{"question": "a?", "answer": ["x", "y"], "evidence_idx": 1}],
-            ),
+            row("squad", [dialogue, "no header on 2024-01-09"], [asked]),
             row("booksum", [event], [{"question": "Summarize", "answer": "Emma, rain"}]),
             row("perltqa", [event], [{"question": "Who?", "answer": "Wei; Bo"}]),
             row("lme_train", [session], [{"question": "When?", "answer": "May"}]),
             row(
-                "accurate_retrieval",
-                [event],
-                [{"question": "s", "answers": ["3"]}],
-                sub_source="icl_banking77_5900shot",
+                "accurate_retrieval", [event], [{"question": "s", "answers": ["3"]}], sub_source="icl_banking77_59shot"
             ),
         ],
     )
     tasks = legal(memalpha_sets.load_memalpha(tmp_path), tmp_path)
-    assert [task.id for task in tasks] == [
-        "squad_0",
-        "booksum_0",
-        "perltqa_0",
-        "lme_train_0",
-        "icl_banking77_5900shot_0",
-    ]
+    assert [task.id for task in tasks] == ["squad_0", "booksum_0", "perltqa_0", "lme_train_0", "icl_banking77_59shot_0"]
     assert [task.questions[0].meta["metric"] for task in tasks] == ["substring", "keywords", "parts", "judge", "label"]
     assert [chunk.timestamp for chunk in tasks[0].chunks] == ["2024-01-02T00:00", None]
     assert [task.chunks[0].timestamp for task in tasks[1:4]] == ["2024-01-05", "2024-01-05", "2023-05-20T02:21"]

@@ -22,11 +22,8 @@ def test_longmemeval_sorts_sessions_and_marks_evidence_and_abstention(tmp_path):
     (question,) = first.questions
     assert (question.answers, question.category) == (("3",), "multi-session")
     assert question.evidence == ("chat_7_1", "answer_1_1")
-    assert question.meta == {
-        "metric": "judge",
-        "date": "2023-06-01T09:00",
-        "answer_session_ids": ["answer_1", "chat_7"],
-    }
+    known = {"metric": "judge", "date": "2023-06-01T09:00"}
+    assert question.meta == {**known, "answer_session_ids": ["answer_1", "chat_7"]}
     (question,) = second.questions
     assert (question.answers, question.evidence) == ((), ())
     assert question.meta["refused"] == "You never mentioned a cat. You have a dog."
@@ -83,10 +80,8 @@ def test_memoryagentbench_never_parts_an_example_from_its_label_nor_a_fact(tmp_p
     lines = [chunk.text.splitlines() for chunk in labels.chunks]
     assert all(part[0].startswith("sentence") and part[-1].startswith("label:") for part in lines)
     assert sum(len(part) for part in lines) == 1800
-    assert [(q.answers, q.meta["metric"]) for q in labels.questions] == [
-        (("3",), "squad-exact"),
-        (("4",), "squad-exact"),
-    ]
+    assert [q.answers for q in labels.questions] == [("3",), ("4",)]
+    assert {q.meta["metric"] for q in labels.questions} == {"squad-exact"}
     assert [q.answers for q in recommended.questions] == [("The Matrix",), ("The Matrix", "Up")]
     assert recommended.questions[0].meta == {"metric": "recall@5", "ids": ["7"], "candidates": ["The Matrix", "Up"]}
     facts = "Here is a list of facts:\n" + "".join(f"{n}. Ann, born 1.2 km away, is {n}.\n" for n in range(900))
@@ -151,11 +146,8 @@ def test_a_reader_of_personamem_gets_the_choices_and_nothing_that_was_said_later
 
 def test_personamem_v2_mixes_the_choices_and_finds_the_snippet(tmp_path):
     link = "data/chat_history_32k/chat_history_persona7.json"
-    history = {
-        "metadata": {"persona_id": 7},
-        "chat_history": [{"role": "system", "content": "All of me"}, *PERSONAMEM_MESSAGES[1:3]],
-    }
-    write(tmp_path / link, history)
+    messages = [{"role": "system", "content": "All of me"}, *PERSONAMEM_MESSAGES[1:3]]
+    write(tmp_path / link, {"metadata": {"persona_id": 7}, "chat_history": messages})
     row = {
         "persona_id": "7",
         "chat_history_32k_link": link,
@@ -168,11 +160,8 @@ def test_personamem_v2_mixes_the_choices_and_finds_the_snippet(tmp_path):
         "updated": "False",
         "topic_query": "food",
     }
-    rows = [
-        row,
-        {**row, "user_query": "And now?", "related_conversation_snippet": "[{'role': 'user', 'content': 'No'}]"},
-    ]
-    write(tmp_path / "benchmark" / "text" / "benchmark.csv", rows)
+    other = {"user_query": "And now?", "related_conversation_snippet": "[{'role': 'user', 'content': 'No'}]"}
+    write(tmp_path / "benchmark" / "text" / "benchmark.csv", [row, {**row, **other}])
     (task,) = legal(personamem.load_personamem_v2(tmp_path, "32k"), tmp_path)
     assert task.id == "persona7_32k"
     assert ids(task) == [["m1", "m2"]]

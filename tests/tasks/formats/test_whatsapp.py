@@ -16,12 +16,16 @@ from memalpha.errors import DataError
 LRM, NNBSP = "\u200e", "\u202f"
 
 
-def chat(path: Path, text: str, **options):
-    """Return (timestamp, speaker, text) of each turn."""
+def load(path: Path, text: str, **options):
+    """Return the task of an exported text, and (timestamp, speaker, text) of each turn."""
     file = path / "chat.txt"
     file.write_text(text, encoding="utf-8")
     [task] = load_tasks(file, **options)
-    return [(chunk.timestamp, turn.speaker, turn.text) for chunk in task.chunks for turn in chunk.turns]
+    return task, [(chunk.timestamp, turn.speaker, turn.text) for chunk in task.chunks for turn in chunk.turns]
+
+
+def chat(path: Path, text: str, **options):
+    return load(path, text, **options)[1]
 
 
 def test_a_chat_of_an_iphone(tmp_path):
@@ -32,15 +36,20 @@ def test_a_chat_of_an_iphone(tmp_path):
         f"{LRM}[24/05/24, 9:07:00{NNBSP}PM] Bo: {LRM}image omitted\r\n"
         f"[25/05/24, 12:07:01{NNBSP}AM] Bo: At noon? {LRM}<This message was edited>\r\n"
         f"[25/05/24, 12:07:02{NNBSP}PM] Bo: My desk {LRM}<attached: 00000012-PHOTO.jpg>\r\n"
+        f"[25/05/24, 12:07:03{NNBSP}PM] Bo: {LRM}You deleted this message.\r\n"
+        f"[25/05/24, 12:07:04{NNBSP}PM] Bo: Nothing was omitted\r\n"
     )
-    assert chat(tmp_path, text) == [
+    task, turns = load(tmp_path, text)
+    assert turns == [
         ("2024-05-24T21:05:09", "+351 912 345 678", "I moved to Porto.\nRua 12.\n\nCome!"),
         ("2024-05-25T00:07:01", "Bo", "At noon?"),
         ("2024-05-25T00:07:01", "Bo", "My desk"),
+        ("2024-05-25T00:07:01", "Bo", "Nothing was omitted"),
     ]
+    assert task.meta["left_out"] == {"notices": 2, "media": 2, "deleted messages": 1}
 
 
-def test_a_chat_of_an_android_phone(tmp_path):
+def test_a_chat_of_an_android_phone(tmp_path, memalpha):
     text = (
         "24/05/2024, 21:05 - Messages and calls are end-to-end encrypted. Tap to learn more.\n"
         "24/05/2024, 21:05 - Ana created group “Trip: Rome”\n"
@@ -51,11 +60,16 @@ def test_a_chat_of_an_android_phone(tmp_path):
         "24/05/2024, 21:09 - Bo: [24/05/2024, 21:05:09] Ana: quoted\n"
         "24/05/2024, 21:10 - Bo: \n"
     )
-    assert [turn[1:] for turn in chat(tmp_path, text)] == [
+    task, turns = load(tmp_path, text)
+    assert [turn[1:] for turn in turns] == [
         ("Ana", "The flight: TP 832"),
         ("Bo", "Our hotel"),
         ("Bo", "[24/05/2024, 21:05:09] Ana: quoted"),
     ]
+    assert task.meta["left_out"] == {"notices": 2, "media": 2, "deleted messages": 1}
+    assert "left out   2 notices, 2 media, 1 deleted message\n" in memalpha("data", "check", tmp_path / "chat.txt")[1]
+    (tmp_path / "other.txt").write_text(text, encoding="utf-8")
+    assert "left out   4 notices, 4 media, 2 deleted" in memalpha("data", "prepare", tmp_path, tmp_path / "t.jsonl")[1]
 
 
 @pytest.mark.parametrize(
@@ -210,26 +224,3 @@ def test_words_of_the_app_in_other_languages_are_nobody_s(tmp_path) -> None:
     texts = (*deleted, "IMG-20240524-WA0001.jpg (Datei angehängt)\nUnser Hotel", "Um acht <Se editó este mensaje.>")
     turns = chat(tmp_path, "".join(f"24/05/2024, 21:05 - ~{NNBSP}Ana: {text}\n" for text in texts))
     assert [turn[1:] for turn in turns] == [("~ Ana", "Unser Hotel"), ("~ Ana", "Um acht")]
-
-
-def test_what_is_left_out_is_counted(tmp_path, memalpha):
-    file = tmp_path / "ios.txt"
-    file.write_text(
-        f"{LRM}[24/05/24, 9:05:09] Trip: {LRM}Messages and calls are end-to-end encrypted.\n"
-        f"{LRM}[24/05/24, 9:07:00] Bo: {LRM}image omitted\n"
-        f"[24/05/24, 9:07:01] Bo: At noon? {LRM}<This message was edited>\n"
-        f"[24/05/24, 9:07:02] Bo: My desk {LRM}<attached: 00000012-PHOTO.jpg>\n"
-        f"[24/05/24, 9:07:03] Bo: {LRM}You deleted this message.\n"
-        "[24/05/24, 9:07:04] Bo: Nothing was omitted\n"
-    )
-    [task] = load_tasks(file)
-    assert task.meta["left_out"] == {"notices": 1, "media": 2, "deleted messages": 1}
-    assert [turn.text for turn in task.chunks[0].turns] == ["At noon?", "My desk", "Nothing was omitted"]
-    other = tmp_path / "android.txt"
-    other.write_text(
-        "24/05/2024, 21:05 - Ana created group\n24/05/2024, 21:07 - Bo: <Media omitted>\n"
-        "24/05/2024, 21:08 - Bo: IMG.jpg (file attached)\nOur hotel\n24/05/2024, 21:09 - Bo: This message was deleted\n"
-    )
-    assert load_tasks(other)[0].meta["left_out"] == {"notices": 1, "media": 2, "deleted messages": 1}
-    assert "left out   1 notice, 2 media, 1 deleted message\n" in memalpha("data", "check", other)[1]
-    assert "left out   2 notices, 4 media, 2 deleted" in memalpha("data", "prepare", tmp_path, tmp_path / "t.jsonl")[1]

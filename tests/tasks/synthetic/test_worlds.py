@@ -82,9 +82,8 @@ class Replay:
         assert len(matches) == len(self.events), "no event happens twice"
         if meta["kind"] == "count":
             month = meta.get("month") or ""
-            turns = [
-                t for c, day, t, _ in self.events if c.startswith(meta["slot"] + ": ") and str(day).startswith(month)
-            ]
+            events = [event for event in self.events if event[0].startswith(meta["slot"] + ": ")]
+            turns = [turn for _, day, turn, _ in events if str(day).startswith(month)]
             return "count", [str(len(turns))], turns
         if meta["kind"] == "when":
             content = meta.get("event") or next(c for c, (_, turn) in matches.items() if turn == question.evidence[0])
@@ -120,12 +119,8 @@ def check(task):
         if kind in ("stated", "updated", "previous", "join"):
             assert any(question.answers[0] in turns[turn][1].text for turn in question.evidence)
         if kind == "never":
-            statements = [
-                s
-                for s in STATEMENTS[question.meta["slot"].split()[-1]]
-                if ("{n}" in s) == (" " in question.meta["slot"])
-            ]
-            subject = question.meta["slot"].split()[0]
+            slot, subject = question.meta["slot"], question.meta["slot"].split()[0]
+            statements = [s for s in STATEMENTS[slot.split()[-1]] if ("{n}" in s) == (" " in slot)]
             assert not any(re.fullmatch(pattern(s, subject), text) for s in statements for text in fact_turns)
 
 
