@@ -73,14 +73,17 @@ def test_workers_killed_at_any_moment_hold_up_no_other(tmp_path: Path) -> None:
     def kill_some() -> None:
         while not ended.wait(0.02):
             for child in multiprocessing.active_children():
-                if random.random() < 0.1:
+                if random.random() < 0.03:
                     os.kill(child.pid, signal.SIGKILL)
+
+    def jobs() -> Iterator[int]:
+        killer.start()  # when a worker is ready
+        yield from range(1000)
 
     ended, random = threading.Event(), Random(0)
     killer = threading.Thread(target=kill_some)
-    killer.start()
     try:
-        results = dict(run_jobs(partial(start_squaring, tmp_path), range(1000), LocalPool(3)))
+        results = dict(run_jobs(partial(start_squaring, tmp_path), jobs(), LocalPool(3)))
     finally:
         ended.set()
         killer.join()
