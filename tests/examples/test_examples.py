@@ -282,7 +282,6 @@ NOT_FOUND = "cannot be found"
     ("name", "message"),
     [
         ("own_algorithm:Missing", NOT_FOUND),
-        ("no_such_module:Reinforce", NOT_FOUND),
         ("own_reward:short_memory", "no subclass"),
         ("memalpha.train.algorithms.base:Algorithm", "no subclass"),  # abstract: without annotate
     ],
@@ -304,8 +303,6 @@ def functions(path: str, name: str = "short") -> dict[str, object]:
     ("path", "message"),
     [
         ("own_reward:missing", NOT_FOUND),
-        ("no_such_module:short", NOT_FOUND),
-        ("own_reward", "write module:name"),
         ("own_reward:LIMIT", "is no function"),
     ],
 )

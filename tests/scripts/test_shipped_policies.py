@@ -92,7 +92,7 @@ def test_training_streams_are_refused_as_held_out_ones(tmp_path: Path) -> None:
 
 def test_train_babi_takes_a_step(tmp_path: Path) -> None:
     """One step offline, from the shipped weights and the shipped stories; held out are longer streams of test ones."""
-    small = {"max_steps": 1, "eval_tasks": 2, "validation_tasks": 1, "tasks_per_step": 1, "group_size": 2}
+    small = {"max_steps": 1, "eval_tasks": 1, "validation_tasks": 1, "tasks_per_step": 1, "group_size": 2}
     summary = train("babi", out=str(tmp_path / "run"), babi={"stories": 2}, eval_babi={"stories": 3}, **small)
     assert summary["steps"] == 1
     assert set(summary["baselines"]) == {"oracle", "append_only"}

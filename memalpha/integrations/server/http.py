@@ -563,7 +563,6 @@ class HttpApp:
         self._health = opened[0]
         forms = {} if page is None else page_calls(service, page, edits=page_edits)
         self._routes = [*opened, *(Route(method, PAGE, call) for method, call in forms.items()), *_ROUTES]
-        self._by_path = {(route.method, route.path): route for route in self._routes}
         self.extras = ({"MCP": "/mcp"} if mcp else {}) | ({"a page": PAGE} if page else {})
         self._mcp: ASGIApp | None = None
         sessions = None
@@ -657,9 +656,6 @@ class HttpApp:
     def _find(self, method: str, path: str, record: RequestRecord) -> tuple[Route, dict[str, str]]:
         """Return the route of a request and the parameters in its path. Raises `ServiceError` if there is none."""
         method = "GET" if method == "HEAD" else method  # the server sends no body then
-        if (route := self._by_path.get((method, path))) is not None and "{" not in path:
-            record.route = route.path
-            return route, {}
         record.route = "/mcp" if path == "/mcp" or path.startswith("/mcp/") else UNKNOWN
         methods: list[str] = []
         for route in self._routes:

@@ -7,7 +7,7 @@ of the request's key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import isfinite
 from typing import Annotated, Any
 
@@ -299,16 +299,9 @@ class CallOutcome:
     @classmethod
     def from_result(cls, result: ToolResult) -> CallOutcome:
         """Build the outcome of a call; invalid text of a model is escaped."""
-        return cls(
-            escape_surrogates(result.call.name),
-            result.ok,
-            result.code,
-            escape_surrogates(result.message),
-            result.entry_id,
-            result.category,
-            result.content,
-            result.before,
-        )
+        values = {item.name: getattr(result, item.name) for item in fields(cls) if item.name != "tool"}
+        values["message"] = escape_surrogates(result.message)
+        return cls(escape_surrogates(result.call.name), **values)
 
 
 @dataclass(frozen=True, slots=True)

