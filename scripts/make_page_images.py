@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,10 @@ HOSTILE = (
 SIZES = {"memory-page": (860, 1180), "memory-page-dark": (860, 1180), "memory-page-phone": (390, 844)}
 
 
-@contextmanager
-def ticking_clock() -> Iterator[Callable[[], datetime]]:
-    """Yield a clock that goes on by 7 hours with every look, so that the pictures are the same each time."""
-    moments = (datetime(2024, 5, 1, 8, 30, tzinfo=UTC) + timedelta(hours=7 * step) for step in range(10**6))
-    yield lambda: next(moments)
+def ticking_clock() -> Callable[[], datetime]:
+    """Return a clock that goes on by 7 hours with every look, so that the pictures are the same each time."""
+    moments = (datetime(2024, 5, 1, 8, 30, tzinfo=UTC) + timedelta(hours=7 * step) for step in count())
+    return lambda: next(moments)
 
 
 def fill_memory(store: MemoryStore) -> None:
@@ -91,7 +91,7 @@ def serve(store: MemoryStore) -> Iterator[str]:
         thread.join(10)
 
 
-def photograph(browser: Browser, url: str, file: Path, size: tuple[int, int], *, scheme: str, moment: int = 0) -> None:
+def photograph(browser: Browser, url: str, file: Path, size: tuple[int, int], *, scheme: str) -> None:
     """Write a picture of the page, as WebP.
 
     Args:
@@ -100,14 +100,11 @@ def photograph(browser: Browser, url: str, file: Path, size: tuple[int, int], *,
         file: Picture to write.
         size: Width and height of the window.
         scheme: "light" or "dark".
-        moment: Steps that the slider goes back.
     """
     context = browser.new_context(color_scheme=scheme, viewport={"width": size[0], "height": size[1]})  # type: ignore[arg-type]
     page = context.new_page()
     page.goto(url)
     page.evaluate("document.querySelector('.entry').open = true")
-    for _ in range(moment):
-        page.click("#back")
     picture = context.new_cdp_session(page).send("Page.captureScreenshot", {"format": "webp", "quality": 70})
     file.write_bytes(base64.b64decode(picture["data"]))
     context.close()
@@ -130,7 +127,8 @@ def main() -> None:
             page.screenshot(path=folder / "report.png")
             browser.close()
         return
-    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as name, ticking_clock() as clock:
+    clock = ticking_clock()
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as name:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for file, fill in (("ana.db", fill_memory), ("hostile.db", fill_hostile)):
             store = MemoryStore.open(Path(name) / file, clock=clock)

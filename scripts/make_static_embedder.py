@@ -62,19 +62,19 @@ def token_vectors() -> tuple[list[str], np.ndarray]:
     return [by_id[index] for index in token_ids], torch.cat(rows).double().numpy()
 
 
-def reduce(vectors: np.ndarray, dim: int) -> np.ndarray:
-    """Return vectors centred, projected on `dim` principal components and half whitened, `(V, dim)`.
+def reduce(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors centred, projected on `DIM` principal components and half whitened, `(V, DIM)`.
 
     The signs of the components are fixed.
     """
     centred = vectors - vectors.mean(axis=0)
     variances, axes = np.linalg.eigh(centred.T @ centred / len(centred))  # variances rise
-    variances, axes = variances[::-1][:dim], axes[:, ::-1][:, :dim]
-    axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(dim)])
+    variances, axes = variances[::-1][:DIM], axes[:, ::-1][:, :DIM]
+    axes = axes * np.sign(axes[np.abs(axes).argmax(axis=0), np.arange(DIM)])
     return centred @ axes / variances**0.25
 
 
-def sif_weights(tokens: list[str], sif: float) -> np.ndarray:
+def sif_weights(tokens: list[str]) -> np.ndarray:
     """Return the smooth inverse frequency of each token under Zipf's law over the rank, `(V,)`."""
     first_rank = tokens.index("the")
     ranks = np.array(
@@ -84,7 +84,7 @@ def sif_weights(tokens: list[str], sif: float) -> np.ndarray:
         ]
     )
     frequency = 1.0 / (ranks + 2)
-    return sif / (sif + frequency / (1.0 / np.arange(2, len(tokens) + 2)).sum())
+    return SIF / (SIF + frequency / (1.0 / np.arange(2, len(tokens) + 2)).sum())
 
 
 def quantise(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -97,17 +97,15 @@ def quantise(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def main() -> None:
     """Write the table and the vocabulary."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dim", type=int, default=DIM)
-    parser.add_argument("--sif", type=float, default=SIF)
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     tokens, raw = token_vectors()
-    table, scales = quantise(reduce(raw, options.dim) * sif_weights(tokens, options.sif)[:, None])
+    table, scales = quantise(reduce(raw) * sif_weights(tokens)[:, None])
     options.out.mkdir(parents=True, exist_ok=True)
     np.savez(options.out / "table.npz", vectors=table, scales=scales)
     (options.out / "vocabulary.txt").write_text("\n".join(tokens), encoding="utf-8")
     size = sum(file.stat().st_size for file in options.out.iterdir())
-    print(f"{len(tokens)} tokens x {options.dim}: {size / 1e6:.2f} MB in {options.out}")
+    print(f"{len(tokens)} tokens x {DIM}: {size / 1e6:.2f} MB in {options.out}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ swapped arguments. Its tests run in four stages until one fails: the module's ow
 module, the rest of the mirrored folder, the files at the top of its room with the room's whole runs. A failure counts
 only if the same test passes without the mutant. Everything happens in copies of the checkout, in children of a process
 that has the large packages imported. What survives is printed; reading has to say which of it is equivalent. Exits with
-1 if the killed share is below --bound.
+1 if the killed share is below `BOUND`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ PRELOADED = (
 )  # fmt: skip
 
 PASSED = "passed"
+BOUND = 0.85
+"""Least share of killed mutants."""
 
 
 def core_modules(root: Path) -> list[str]:
@@ -186,20 +188,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", help="draw from modules whose path holds this")
     parser.add_argument("--limit", type=float, default=300, help="seconds for the tests of a stage")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1), help="mutants at a time")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no further mutant after so many")
-    parser.add_argument("--bound", type=float, default=0.85, help="least share of killed mutants")
-    parser.add_argument("--list", action="store_true", help="print the sample and run nothing")
     arguments = parser.parse_args()
-    paths = [path for path in core_modules(ROOT) if arguments.only in path]
+    paths = core_modules(ROOT)
     mutants = [mutant for path in paths for mutant in find_mutants(ROOT, path)]
     sample = draw(ROOT, mutants, arguments.count, arguments.seed)
     print(f"{len(sample)} of {len(mutants):,} mutants of {len(paths)} modules, seed {arguments.seed}", flush=True)
-    if arguments.list:
-        print(*sample, sep="\n")
-        return
     os.environ["OMP_NUM_THREADS"] = "1"
     for name in PRELOADED:
         __import__(name)
@@ -227,7 +223,7 @@ def main() -> None:
     low, high = binomtest(killed, total).proportion_ci(method="wilson")
     print(f"\nkilled {killed} of {total}: {killed / total:.1%} (95 % interval {low:.1%} to {high:.1%})")
     print(*(f"survived: {mutant}" for mutant in survivors), sep="\n")
-    sys.exit(killed / total < arguments.bound)
+    sys.exit(killed / total < BOUND)
 
 
 if __name__ == "__main__":
