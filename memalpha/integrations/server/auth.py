@@ -153,8 +153,6 @@ class KeyFile:
         except sqlite3.Error as error:
             raise ConfigError(f"{path}: no file of keys: {error}") from error
         self._file_id = self._read_file_id()
-        self._version = -1
-        self._active: dict[str, tuple[str, Key]] = {}
         self._noted: dict[str, float] = {}  # when a use was stored
         self._buckets: dict[str, tuple[float, float]] = {}  # requests left, at which time
 
@@ -233,7 +231,6 @@ class KeyFile:
         """Change the keys; the change outlasts a power cut."""
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.execute(statement, values)
-        self._version = -1
 
     # ------------------------------------------------------------------------------------------------------- requests
 
@@ -245,15 +242,12 @@ class KeyFile:
         """
         if self._read_file_id() != self._file_id:  # the open connection would go on with the old file's keys
             raise sqlite3.OperationalError("the file was removed or replaced: restart the server")
-        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-        if version != self._version:
-            rows = self._connection.execute(f"SELECT hash, {_COLUMNS} FROM keys WHERE revoked IS NULL").fetchall()
-            self._active = {key.id: (hash, key) for hash, *row in rows for key in [_key(row)]}
-            self._version = version
         id = secret.removeprefix(PREFIX).partition("_")[0]
-        stored_hash, key = self._active.get(id, ("", None))
-        if not hmac.compare_digest(_hash(secret), stored_hash) or key is None:
+        select = f"SELECT hash, {_COLUMNS} FROM keys WHERE id = ? AND revoked IS NULL"
+        stored_hash, *row = self._connection.execute(select, (id,)).fetchone() or ("",)
+        if not hmac.compare_digest(_hash(secret), stored_hash):
             return None
+        key = _key(row)
         now = time.time()
         if now - self._noted.get(key.id, 0.0) > NOTE_SECONDS:
             self._noted[key.id] = now

@@ -80,7 +80,9 @@ def _check_not_empty(text: str) -> str:
     return check_text(text)
 
 
-_NOT_EMPTY: dict[str, Any] = {"pattern": r"\S"}
+def _written(limit: int) -> Any:
+    """Describe a text that has words."""
+    return Field(min_length=1, max_length=limit, json_schema_extra={"pattern": r"\S"})
 
 
 def _integral(number: Any) -> Any:
@@ -124,15 +126,9 @@ def _check_metadata_size(value: dict[str, Any]) -> dict[str, Any]:
 
 
 Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL), AfterValidator(check_text)]
-Text = Annotated[
-    str, Field(min_length=1, max_length=MAX_TEXT, json_schema_extra=_NOT_EMPTY), AfterValidator(_check_not_empty)
-]
-Content = Annotated[
-    str, Field(min_length=1, max_length=MAX_CONTENT, json_schema_extra=_NOT_EMPTY), AfterValidator(_check_not_empty)
-]
-Query = Annotated[
-    str, Field(min_length=1, max_length=MAX_QUERY, json_schema_extra=_NOT_EMPTY), AfterValidator(_check_not_empty)
-]
+Text = Annotated[str, _written(MAX_TEXT), AfterValidator(_check_not_empty)]
+Content = Annotated[str, _written(MAX_CONTENT), AfterValidator(_check_not_empty)]
+Query = Annotated[str, _written(MAX_QUERY), AfterValidator(_check_not_empty)]
 Time = Annotated[
     str, Field(min_length=1, max_length=64, json_schema_extra={"format": "date-time"}), AfterValidator(_check_iso_time)
 ]
