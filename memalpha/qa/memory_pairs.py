@@ -23,6 +23,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -204,10 +205,8 @@ def _stale(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> 
 
 def _wrong(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
     true_facts = [index for index, fact in enumerate(facts) if fact in conversation.old_versions]
-    own_contents = {content for versions in conversation.old_versions.values() for _, content in versions} | {
-        content for _, content in conversation.facts
-    }
-    own_contents |= {content for _, content in conversation.retracted}
+    own = chain(conversation.facts, conversation.retracted, *conversation.old_versions.values())
+    own_contents = {content for _, content in own}
     rng.shuffle(true_facts)
     for index in true_facts:
         category, content = facts[index]

@@ -245,19 +245,10 @@ class Report:
 
     def table(self) -> None:
         """Print accuracy by ability and the summary's metrics."""
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table("", "accuracy", "± se", "questions", title=self.name)
-        for row in self._accuracy_rows():
-            table.add_row(*row)
-        rest = Table("measure", "value")
-        for key, value in self.summary.items():
-            if key not in ("accuracy", "se", "by_ability") and not isinstance(value, dict | list | tuple):
-                rest.add_row(key, format_cell(value))
-        console = Console()
-        console.print(table)
-        console.print(rest)
+        print("\n".join(align_columns([(self.name, "accuracy", "± se", "questions"), *self._accuracy_rows()])), "\n")
+        rest = {key: value for key, value in self.summary.items() if not isinstance(value, dict | list | tuple)}
+        rows = [(key, format_cell(value)) for key, value in rest.items() if key not in ("accuracy", "se")]
+        print("\n".join(align_columns([("measure", "value"), *rows])))
 
     def save(self, directory: str | Path) -> Path:
         """Write `eval/<name>.json` (the summary) and `eval/<name>.jsonl` (a line per question) under `directory`."""

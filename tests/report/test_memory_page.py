@@ -125,7 +125,8 @@ def test_what_waits_for_a_review_is_shown_apart(store: MemoryStore, tmp_path: Pa
     assert home is not None
     intended = Operation("update", id=home.id, category="semantic", content="city: Moscow " + MARKUP, speaker="Mallory")
     store.apply(quarantine_operation(intended, home.content, "Ana said otherwise"))
-    written = page = page_of(store, tmp_path)
+    written = write_memory_page(store, tmp_path / "ana.html")
+    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
     waiting = page[page.index("Waiting for review") : page.index("<h2>Core memory")]
     assert "city: Moscow &lt;script" in waiting and "said by </span>Mallory" in waiting
     assert '<del class="text" dir="auto">city: Rome</del>' in waiting and "wants to change" in waiting
@@ -164,7 +165,8 @@ def test_a_write_that_comes_meanwhile_is_on_the_next_page(
     store.update(home.id, "city: Riga")
     store.insert("semantic", "pet: a cat")
     monkeypatch.setattr(MemoryStore, "snapshot", lambda store: last)  # as it was when the page began
-    written = page = page_of(store, tmp_path)
+    written = write_memory_page(store, tmp_path / "ana.html")
+    page = (tmp_path / "ana.html").read_text(encoding="utf-8")
     assert written["live"] == 3 and written["operations"] == last
     assert "city: Riga" not in page and "pet: a cat" not in page
     assert f'data-to="" data-speaker=""><span class="text" dir="auto">{home.content}' in page
