@@ -51,7 +51,16 @@ class MemorySession:
 
     async def add_items(self, items: Sequence[Any]) -> None:
         """Append all items or none. Raises `InvalidContent` if one is not JSON."""
-        await asyncio.to_thread(self._add, list(items))
+        items = list(items)
+
+        def add() -> None:
+            with self._items.transaction():
+                entries, time = self._items.list(), format_utc(self._items.now())
+                for number, item in enumerate(items, int(entries[-1].id) + 1 if entries else 1):
+                    key, text = f"{number:06}", self._items.searchable_part(_text(item))
+                    self._items.put(key, text, item, timestamp=time, source=self.session_id, turn=key)
+
+        await asyncio.to_thread(add)
 
     async def pop_item(self) -> Any | None:
         """Remove the newest item and return it; None if there is none."""
@@ -74,20 +83,6 @@ class MemorySession:
                     self._items.delete(entry.id)
 
         await asyncio.to_thread(clear)
-
-    def _add(self, items: Sequence[Any]) -> None:
-        with self._items.transaction():
-            entries, time = self._items.list(), format_utc(self._items.now())
-            for number, item in enumerate(items, int(entries[-1].id) + 1 if entries else 1):
-                key = f"{number:06}"
-                self._items.put(
-                    key,
-                    self._items.searchable_part(_text(item)),
-                    item,
-                    timestamp=time,
-                    source=self.session_id,
-                    turn=key,
-                )
 
 
 def _text(item: Any) -> str:

@@ -401,9 +401,17 @@ class MemoryService:
         Raises:
             ServiceError: The filter is invalid, or too many requests wait.
         """
+
+        def read_answer() -> Answer:
+            with self._policy_lock, work_span("model", "answer"):
+                memory = self._view
+                if where is not None:
+                    memory = RetrievedMemory(tuple(memory.search(question, k, where=where)), self._store.core)
+                return check_answers(self._reader, 1, lambda: self._reader.answer([(question, memory)], k=k))[0]
+
         self._check(None, where)
         with self._model_request():
-            answer = await self._submit(self._ask_pool, partial(self._answer, question, k, where))
+            answer = await self._submit(self._ask_pool, read_answer)
         check_answer_size((hit.entry for hit in answer.hits), "ask with fewer entries (k)")
         return answer
 
@@ -417,13 +425,6 @@ class MemoryService:
             yield
         finally:
             self._waiting.remove(self.name)
-
-    def _answer(self, question: str, k: int, where: Where) -> Answer:
-        with self._policy_lock, work_span("model", "answer"):
-            memory = self._view
-            if where is not None:
-                memory = RetrievedMemory(tuple(self._view.search(question, k, where=where)), self._store.core)
-            return check_answers(self._reader, 1, lambda: self._reader.answer([(question, memory)], k=k))[0]
 
     # ------------------------------------------------------------------------------------------------ writes
 
