@@ -256,16 +256,12 @@ class PolicyReader:
         self.quotes = quotes
         self.cache = cache_frozen(policy) if frozen else None
         self.config = config or ReaderConfig(kind="policy")
-        if self.config.prompt == "compact" and (self.config.cite or self.config.kind == "agentic"):
-            setting, reason = (
-                ("cite", "answers in a word: leave it out")
-                if self.config.cite
-                else ("kind", "makes no searches: take policy")
-            )
-            raise ConfigError(
-                f"reader.{setting}: a policy prompted in the compact style {reason}, or set reader.prompt=full for a "
-                "language model"
-            )
+        if self.config.prompt == "compact":
+            policies, advice = "a policy prompted in the compact style", "set reader.prompt=full for a language model"
+            if self.config.cite:
+                raise ConfigError(f"reader.cite: {policies} answers in a word: leave it out, or {advice}")
+            if self.config.kind == "agentic":
+                raise ConfigError(f"reader.kind: {policies} makes no searches: take policy, or {advice}")
         self.conflicts: Conflicts = self.config.conflicts or "keep"
         self.name = f"{self.config.kind if self.config.is_model else 'policy'}:{policy.name}"
 
