@@ -45,9 +45,9 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from memalpha.agent.parsing import after_thinking
 from memalpha.agent.tools import format_validation_error
-from memalpha.arguments import is_finite_number, unique_keys
+from memalpha.arguments import brief_repr, is_finite_number, unique_keys
 from memalpha.config import JudgeConfig, RewardConfig
-from memalpha.errors import DataError, PolicyError
+from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.policy.base import BilledPolicy, Policy, sample_checked
 from memalpha.policy.chat.text import enclose
 from memalpha.policy.load import load_policy
@@ -308,7 +308,7 @@ class Judge:
 
     Args:
         policies: Models that judge.
-        weights: Weight of each, above 0. Default: equal.
+        weights: Weight of each. Default: equal.
         max_new_tokens: Length of a reply.
         thinking_tokens: Budget of thoughts before it; 0 turns thinking off.
         chat_template_kwargs: Further arguments of the chat template.
@@ -327,6 +327,13 @@ class Judge:
         frozen: bool = False,
     ) -> None:
         self.policies = list(policies)
+        shares = [*(weights or [])]
+        is_sound = all(is_finite_number(share) and share >= 0 for share in shares) and (not shares or sum(shares) > 0)
+        if not self.policies or (shares and len(shares) != len(self.policies)) or not is_sound:
+            raise ConfigError(
+                f"judge: {len(self.policies)} policies with the weights {brief_repr(weights)}: at least one policy is "
+                "needed, and a number from 0 for each, not all 0"
+            )
         self._caches = {id(policy): cache_frozen(policy) if frozen else None for policy in self.policies}
         self.weights = list(weights or [1.0] * len(self.policies))
         self.max_new_tokens = max_new_tokens
