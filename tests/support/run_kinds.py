@@ -44,7 +44,7 @@ ROWS = {
     **STEPS,
 }  # fmt: skip
 PAIRS = {
-    "batch_pairs": 4, "epochs": 2, "warmup_steps": 1, "validate_every": 2, "save_every": 1, "learning_rate": 3e-3,
+    "batch_pairs": 4, "epochs": 2, "warmup_steps": 1, "validate_every": 2, "save_every": 2, "learning_rate": 3e-3,
 }  # fmt: skip
 
 LEVELS = ("easy", "hard")

@@ -1,4 +1,4 @@
-"""Training runs related to each other: equal rewards teach nothing and change nothing, for memory and text."""
+"""Training runs related to each other: equal rewards teach nothing and change nothing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from run_kinds import small_config
 from runs import lines, same, weights
 
 from memalpha.config import TextConfig
-from memalpha.qa.memory_reward import MemoryReward
 from memalpha.train.api import train
-from memalpha.types import Reward, TextTask
+from memalpha.types import TextTask
 
 ALGORITHMS = {
     "grpo": {},
@@ -87,21 +86,3 @@ def test_what_is_not_flat_alone_moves_weights(text):
         run_text(config, rewards)
         [line] = lines(config.out / "metrics.jsonl")
         assert line["rows_without_weight"] == 0 and line["skipped_updates"] == 0 and line["tokens"] > 0
-
-
-def test_a_memory_run_of_equal_rewards_changes_no_state(small, monkeypatch):
-    settings = small(save_every=1, keep_checkpoints=9, eval_tasks=1, validation_tasks=0)
-    train(settings.replace(max_steps=1))
-    reward = MemoryReward.reward
-
-    def equal(self, *args, **kwargs) -> Reward:
-        turns = reward(self, *args, **kwargs).turns
-        values = (EQUAL,) * len(turns)
-        return Reward(values, {"r1": values, "r2": values}, {"r1": 0.5, "r2": 0.5}, EQUAL)
-
-    monkeypatch.setattr(MemoryReward, "reward", equal)
-    train(settings.replace(max_steps=2))
-    for part in ("model", "optimizer"):
-        assert same(weights(settings.out, 1, part), weights(settings.out, 2, part)), part
-    first, flat = lines(settings.out / "metrics.jsonl")
-    assert first["skipped_updates"] == 0 and flat["skipped_updates"] == 2 and flat["flat"] == 1.0

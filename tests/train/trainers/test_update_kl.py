@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from runs import lines
 from tiny import exact_logprobs
 from transformers import AutoModelForCausalLM
@@ -20,23 +21,18 @@ from memalpha.train.trainers.rl import MAX_RATE_SCALE
 SHAPE = {"eval_tasks": 1, "validation_tasks": 0, "tasks_per_step": 1, "group_size": 3, "minibatches": 1}
 
 
-def logprobs(folder, turn) -> np.ndarray:
-    """Return log-probs of a turn's completion under a checkpoint, by a float64 forward pass of transformers."""
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    return exact_logprobs(model, turn["prompt_ids"], turn["completion_ids"]).numpy()
-
-
 def test_the_kl_of_an_update_is_that_of_the_checkpoints_around_it(small, tmp_path):
     train(small(**SHAPE, keep_tokens=True, max_steps=2))
     run = tmp_path / "run"
+    models = [AutoModelForCausalLM.from_pretrained(run / f"checkpoints/step-{step}") for step in range(3)]
     for step, line in enumerate(lines(run / "metrics.jsonl")):
         turns = [turn for turn in lines(run / "turns.jsonl") if turn["step"] == step and turn["advantage"]]
         trained = turns[:: max(1, math.ceil(len(turns) / 8))]
-        ratios = [
-            logprobs(run / f"checkpoints/step-{step + 1}", turn) - logprobs(run / f"checkpoints/step-{step}", turn)
-            for turn in trained
-        ]
-        ratio = np.concatenate(ratios)
+        before, after = (
+            torch.cat([exact_logprobs(model, turn["prompt_ids"], turn["completion_ids"]) for turn in trained])
+            for model in models[step : step + 2]
+        )
+        ratio = (after - before).numpy()
         assert line["update_kl"] == pytest.approx(float((np.expm1(ratio) - ratio).mean()), rel=1e-3, abs=1e-9)
 
 
