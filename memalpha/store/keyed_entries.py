@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
-from memalpha.errors import DuplicateContent, StoreError, UnknownEntry
+from memalpha.arguments import check_type
+from memalpha.errors import DuplicateContent, UnknownEntry
 from memalpha.store.fields import is_id
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry, Operation
@@ -46,8 +47,7 @@ class KeyedEntries:
     """
 
     def __init__(self, store: MemoryStore, kind: str, category: str | None = None) -> None:
-        if not isinstance(store, MemoryStore):
-            raise StoreError(f"a MemoryStore is needed, not {type(store).__name__}")
+        check_type("store", store, MemoryStore)
         self.store, self.kind = store, kind
         store.known_fields.add(kind)  # there may be no entry yet
         self.category = store.schema.check_category(category) if category else store.schema.default_category

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from memalpha.arguments import check_count, check_flag
+from memalpha.arguments import check_count, check_flag, check_texts, check_type
 from memalpha.errors import DuplicateContent, InvalidContent, MemalphaError, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import CheckedEmbedder, Embedder, load_cross_encoder
 from memalpha.store.fields import ARGUMENTS, check_text, check_timestamp, update_operation
@@ -241,6 +241,7 @@ class Memory(ABC):
             vector=vector,
             reranker=reranker,
         )
+        check_type("query", query, str)
         return Hits(self._search_all([query], options)[0])
 
     @refuse_other_keywords
@@ -252,16 +253,13 @@ class Memory(ABC):
             k: Number of hits of each query at most.
             **options: Further arguments of `search`.
         """
-        if not isinstance(queries, Sequence | np.ndarray) or isinstance(queries, str | bytes):
-            raise StoreError("query: text is needed, and for search_many a list of texts")
+        queries = check_texts("queries", queries)
         if unknown := options.keys() - SEARCH_KEYWORDS:
             raise TypeError(f"search_many() got an unexpected keyword argument {min(unknown)!r}")
-        return self._search_all(list(queries), SearchOptions(k, **options))
+        return self._search_all(queries, SearchOptions(k, **options))
 
     def _search_all(self, queries: Sequence[str], options: SearchOptions) -> list[list[Hit]]:
         """Return the hits of each query, with their passages and in the reranker's order."""
-        if not all(isinstance(query, str) for query in queries):
-            raise StoreError("query: text is needed, and for search_many a list of texts")
         if options.category is not None:
             self.schema.check_category(options.category)
         first_options = options if options.reranker is None else replace(options, k=max(options.k, _RERANKED))

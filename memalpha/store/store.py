@@ -22,6 +22,7 @@ from memalpha.arguments import (
     brief_repr,
     check_count,
     check_flag,
+    check_function,
     check_items,
     check_path,
     check_texts,
@@ -169,8 +170,7 @@ class MemoryStore(Memory):
         """
         check_count("max_content", max_content)
         check_flag("create", create)
-        if not callable(clock):
-            raise StoreError(f"clock {brief_repr(clock)}: a function that returns the time is needed")
+        check_function("clock", clock)
         if isinstance(read_only, str) and read_only == "if needed":
             read_only = not is_writable(path)
         check_flag("read_only", read_only)
@@ -546,8 +546,7 @@ class MemoryStore(Memory):
             yield is_ready
 
     def change(self, operation: Operation) -> Change:
-        if not isinstance(operation, Operation):
-            raise StoreError(f"operation {brief_repr(operation)}: an Operation is needed")
+        check_type("operation", operation, Operation)
         check_timestamp(operation.timestamp)
         try:
             content = clean_content(operation.content) if operation.kind in ("insert", "update") else None
@@ -634,8 +633,6 @@ class MemoryStore(Memory):
         Raises:
             StoreError: A fact is invalid; the message names its index.
         """
-        if isinstance(contents, str):
-            raise StoreError("contents: a list of texts is needed, not one text; add() stores one")
         contents = check_items("contents", contents, of="texts")
         category = self.schema.default_category if category is None else category
         return self.insert_many([{"category": category, "content": content, **fields} for content in contents])

@@ -52,5 +52,5 @@ def test_escaping_keeps_texts_apart(left, right):
 
 
 def test_other_objects_are_refused():
-    with pytest.raises(StoreError, match="MemoryStore is needed, not str"):
+    with pytest.raises(StoreError, match=r"store 'ana\.db': MemoryStore is needed"):
         KeyedEntries("ana.db", "note")  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ commands = st.lists(
 
 
 class Clock:
-    """A clock that is moved by hand, and set back with every reading but a day's."""
+    """A clock whose days are moved by hand; it is set back by seconds now and then."""
 
     def __init__(self) -> None:
         self.days = 0

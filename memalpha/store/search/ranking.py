@@ -18,13 +18,13 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import faiss
 import numpy as np
 
-from memalpha.arguments import brief_repr, check_count, check_flag, is_finite_number
+from memalpha.arguments import brief_repr, check_count, check_flag, check_type, is_finite_number
 from memalpha.errors import StoreError
 from memalpha.store.fields import parse_time
 from memalpha.store.filters import Filter, Where, parse_filter
@@ -112,12 +112,10 @@ class SearchOptions:
         check_count("k", self.k)
         check_count("around", self.around)
         check_flag("exact", self.exact)
-        if self.boost is not None and not isinstance(self.boost, Boost):
-            raise StoreError(f"boost {brief_repr(self.boost)}: a Boost is needed")
+        check_type("boost", self.boost, (Boost, NoneType))
+        check_type("weights", self.weights, (Mapping, NoneType))
         if self.reranker is not None and not isinstance(self.reranker, str) and not callable(self.reranker):
             raise StoreError(f"reranker {brief_repr(self.reranker)}: a function or the name of a model is needed")
-        if self.weights is not None and not isinstance(self.weights, Mapping):
-            raise StoreError(f"weights {brief_repr(self.weights)}: a mapping of parts to numbers is needed")
         for name, value in {"min_score": self.min_score, **(self.weights or {})}.items():
             if name not in ("min_score", *WEIGHTED_PARTS):
                 raise StoreError(f"weights: {brief_repr(name)} is not one of {', '.join(WEIGHTED_PARTS)}")
