@@ -431,22 +431,19 @@ def _format_details(info: DataSet) -> list[str]:
         f"metric     {info.metric}",
     ]
     lines += [f"variants   {', '.join(info.variants)} (the first is the default)"] if info.variants else []
-    lines.append(f"training   {_format_training_split(info)}")
+    training = "no split: for evaluation only"
+    if info.has_training_split:
+        selection = {"variant": info.training_variant} if info.training_variants else {}
+        selection |= info.training_options.get("world", info.training_options)
+        training = ", ".join(f"{key}={value}" for key, value in selection.items())
+        training += f" (or variant={'|'.join(info.training_variants[1:])})" if info.training_variants[1:] else ""
+    lines.append(f"training   {training}")
     options = [f"{key}={value}" for key, value in loader_options(info.name).items()]
     lines += [f"options    {', '.join(options)}"] if options else []
     for file in info.files:
         size = f", {file.size:,} bytes" if file.size is not None else ""
         lines.append(f"file       {file.path}{size}" + (f", sha256 {file.sha256}" if file.sha256 else ""))
     return lines + [f"fault      {fault}" for fault in info.faults]
-
-
-def _format_training_split(info: DataSet) -> str:
-    if not info.has_training_split:
-        return "no split: for evaluation only"
-    options = {"variant": info.training_variant} if info.training_variants else {}
-    options |= info.training_options.get("world", info.training_options)
-    alternatives = f" (or variant={'|'.join(info.training_variants[1:])})" if info.training_variants[1:] else ""
-    return ", ".join(f"{key}={value}" for key, value in options.items()) + alternatives
 
 
 def _format_check(result: DataCheck) -> list[str]:

@@ -15,9 +15,11 @@ from memalpha.tasks.formats.jsonl import load_jsonl, save_jsonl
 
 
 def write(path, value):
-    """Write a value in the format of the path's suffix and return the path."""
+    """Write a text, or a value in the format of the path's suffix, and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
+    if isinstance(value, str):
+        path.write_text(value, encoding="utf-8")
+    elif path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(value), path)
     elif path.suffix == ".jsonl":
         path.write_text("".join(json.dumps(item) + "\n" for item in value))

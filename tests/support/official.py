@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from hypothesis import strategies as st
@@ -44,13 +42,6 @@ def replace_at(value: Any, path: tuple[Any, ...], new: Any) -> Any:
         node = node[key]
     node[path[-1]] = new
     return copied
-
-
-def write(path: Path, value: object) -> Path:
-    """Write a text, or a value as JSON, and return the path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(value if isinstance(value, str) else json.dumps(value), encoding="utf-8")
-    return path
 
 
 def turns(task: Task) -> dict[str | None, SpeakerTurn]:

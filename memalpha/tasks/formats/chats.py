@@ -175,7 +175,8 @@ def load_exports(
     if not path.is_file():
         return None
     text = read_text(path)
-    if is_whatsapp(text):
+    first_line = next((line for line in text.split("\n") if line.strip()), "")
+    if _match_head(first_line) is not None:
         return [_read_whatsapp(text, path, dates, size, exact_times)]
     value = parse_json_or_none(text)
     items = value if isinstance(value, list) else [value]
@@ -654,12 +655,6 @@ class _Message:
     date: tuple[str, str, str]
     time: tuple[int, int, int]
     text: str
-
-
-def is_whatsapp(text: str) -> bool:
-    """Return True if the first line of a text that is not blank has the head of a message."""
-    line = next((line for line in text.split("\n") if line.strip()), "")
-    return _match_head(line) is not None
 
 
 def _read_whatsapp(text: str, path: Path, dates: str | None, size: int, exact_times: bool) -> Task:

@@ -7,9 +7,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from hub_layouts import write
 from hypothesis import given
 from hypothesis import strategies as st
-from official import turns, write
+from official import turns
 
 from memalpha.errors import DataError
 from memalpha.tasks.catalog import load_set

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+from hub_layouts import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from official import JSON, replace_at, turns, value_paths, write
+from official import JSON, replace_at, turns, value_paths
 
 from memalpha.errors import DataError
 from memalpha.tasks.catalog import MODULES, list_data_sets, load_set

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from hub_layouts import write
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,11 +30,6 @@ ana,where,Where does Ana live?,Porto|in Porto,extraction,t1,morning,chat
 ana,,How is the weather?,rain,,t3|t1,,
 tom,pet,What pet does Tom have?,,abstention,,,
 """
-
-
-def write(path: Path, text: str) -> Path:
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def test_two_tables(tmp_path):
