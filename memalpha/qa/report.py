@@ -23,7 +23,6 @@ from memalpha.errors import ConfigError
 from memalpha.policy.base import format_bill
 from memalpha.qa.memory_reward import conversation_tokens, count_changes_by_id, memory_tokens
 from memalpha.qa.scoring.judge import UnjudgedAnswer
-from memalpha.qa.scoring.stats import mean
 from memalpha.store.memory import html_table
 from memalpha.tasks.catalog import get_data_set, locate
 from memalpha.tasks.formats.files import compute_sha256
@@ -193,22 +192,26 @@ def summarize(
     rewards = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
     return {
         **accuracy_of(records),
-        "score": mean([record.score for record in records]),
+        "score": _mean([record.score for record in records]),
         "answerable_accuracy": accuracy_of(record for record in records if record.gold)["accuracy"],
         "update_accuracy": accuracy_of(record for record in records if record.kind == "updated")["accuracy"],
         "retract_accuracy": accuracy_of(record for record in records if record.kind == "retracted")["accuracy"],
-        "stale_rate": mean([record.stale for record in changed]),
-        "reward": mean(rewards),
-        "valid_calls": mean([result.ok for result in results]),
+        "stale_rate": _mean([record.stale for record in changed]),
+        "reward": _mean(rewards),
+        "valid_calls": _mean([result.ok for result in results]),
         "duplicates": _ratio(codes["duplicate"], len(results)),
         "update_share": _ratio(codes["updated"], len(results)),
         "delete_share": _ratio(codes["deleted"], len(results)),
         "update_hit": _ratio(by_id["update hit"], by_id["update"]),
         "delete_hit": _ratio(by_id["delete hit"], by_id["delete"]),
-        "memory_tokens": mean([memory_tokens(rollout.states[-1], count_tokens) for rollout in trajectories]),
-        "conversation_tokens": mean([conversation_tokens(rollout.task, count_tokens) for rollout in trajectories]),
+        "memory_tokens": _mean([memory_tokens(rollout.states[-1], count_tokens) for rollout in trajectories]),
+        "conversation_tokens": _mean([conversation_tokens(rollout.task, count_tokens) for rollout in trajectories]),
         "by_ability": accuracy_by_ability(records),
     }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return _ratio(sum(values), len(values))
 
 
 def _ratio(total: float, count: int) -> float | None:
