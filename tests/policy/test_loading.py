@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny import tiny_llama, tiny_tokenizer
+from tiny import tiny_llama, tiny_model, tiny_tokenizer
 from transformers import (
     FalconMambaConfig,
     FalconMambaForCausalLM,
@@ -25,7 +25,7 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.from_config import load_config_reader, load_settings
 from memalpha.train.learner.distributed import World
 from memalpha.train.trainers.evaluations import FrozenPolicies
-from memalpha.train.trainers.trainer import check_device_map, check_sampling_dtype, load_start
+from memalpha.train.trainers.trainer import check_device_map, check_sampling_dtype, load_start, settings_of_small_models
 from memalpha.types import SampleRequest
 
 
@@ -122,6 +122,16 @@ def test_a_model_that_cannot_sample_in_float64_is_refused_before_the_run():
     policy.model.model.layers[1].mlp = Grouped()
     with pytest.raises(ConfigError, match=r"sampling\.dtype: LlamaForCausalLM cannot sample in float64 .*leave it out"):
         check_sampling_dtype(policy, "float64")
+
+
+def test_settings_of_a_toy_are_named_for_a_large_model():
+    settings = build_config(TrainConfig, {"out": "unused", "learning_rate": 4e-4, "sample_dtype": "float64"}, "test")
+    notes = settings_of_small_models(settings, 4_000_000_000)
+    assert [note.partition(":")[0] for note in notes] == [
+        *("device=cpu", "dtype=float32", "sampling.dtype=float64", "learning_rate=0.0004")
+    ]
+    assert "16 GB" in notes[1] and "1e-06" in notes[3]
+    assert not settings_of_small_models(settings, tiny_model().num_parameters())
 
 
 def test_the_positions_of_a_family_that_names_them_otherwise_are_found():

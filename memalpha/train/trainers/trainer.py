@@ -34,6 +34,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from memalpha.config import LearnerConfig, ReinforcementConfig
 from memalpha.config.learner import RolloutConfig
 from memalpha.errors import CheckpointError, ConfigError, PolicyError, TrainingError
@@ -59,6 +61,15 @@ from memalpha.train.trainers.progress import Callbacks, Display, format_validati
 from memalpha.types import SampleRequest
 
 C = TypeVar("C", bound=LearnerConfig)
+
+SMALL_MODEL = 50_000_000
+"""Models below are toys: no setting of theirs is commented on."""
+
+LARGE_MODEL = 300_000_000
+"""From here on float32 and a CPU are commented on."""
+
+MAX_RATE_FACTOR = 30
+"""Learning rates above this multiple of the default are commented on; supervised rates are up to 20 times higher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +132,13 @@ def load_start(config: LearnerConfig) -> RunStart:
 
 
 def settle_defaults(config: C, start: RunStart, display: Display) -> C:
-    """Return the settings with the defaults that depend on the model; `display` shows those that were not named."""
+    """Return the settings with the defaults that depend on the model, and show these and what does not suit it.
+
+    Args:
+        config: Settings of the run.
+        start: Start policy.
+        display: Shows the learning rate if the settings name none, and settings that suit small models only.
+    """
     parameters, settled = start.policy.parameters, config.with_learning_rate(start.policy.parameters)
     if settled is not config:
         trained = "all weights" if config.lora is None else "lora"
@@ -129,7 +146,37 @@ def settle_defaults(config: C, start: RunStart, display: Display) -> C:
             f"learning rate {settled.optimizer.learning_rate:g}: the default for {trained} of a model of "
             f"{parameters:,} (set learning_rate for another)"
         )
+    for note in settings_of_small_models(settled, parameters):
+        display.log(note)
     return settled
+
+
+def settings_of_small_models(config: LearnerConfig, parameters: int) -> list[str]:
+    """Return a sentence for each setting of `config` that suits models of a million weights, not this one.
+
+    Args:
+        config: Settings with a learning rate.
+        parameters: Weights of the model.
+    """
+    compute, notes = config.compute, []
+    size = f"a model of {parameters / 1e9:.2g} billion weights"
+    if parameters >= LARGE_MODEL and torch.device(compute.device).type == "cpu" and compute.device_map is None:
+        notes.append(f"device=cpu: a step of {size} takes hours on a CPU: set device=cuda")
+    if parameters >= LARGE_MODEL and compute.dtype == "float32":
+        notes.append(
+            f"dtype=float32: {size} takes {parameters * 4 / 1e9:.0f} GB in float32, and its passes are slow: set "
+            "dtype=bfloat16 (trained weights stay float32)"
+        )
+    dtype = config.sampling.dtype if isinstance(config, ReinforcementConfig) else None
+    if parameters >= SMALL_MODEL and dtype == "float64":
+        notes.append(f"sampling.dtype=float64: a copy of {size} in float64 samples: leave it out for such a model")
+    default = config.replace(learning_rate=None).with_learning_rate(parameters).optimizer.peak_rate
+    if parameters >= SMALL_MODEL and config.optimizer.peak_rate > MAX_RATE_FACTOR * default:
+        notes.append(
+            f"learning_rate={config.optimizer.peak_rate:g}: more than {MAX_RATE_FACTOR} times the {default:g} that "
+            f"suits {size}: lower it, or leave it out"
+        )
+    return notes
 
 
 def check_device_map(config: LearnerConfig, world: World, *, reference: bool = False) -> None:
@@ -478,9 +525,8 @@ class Trainer:
         if self.best and self.final:
             best_step = _better_validation(self.best, self.final)["step"]
             self.directory.link_best(best_step)
-        if best_step != self.step:
-            load_weights(self.directory.checkpoint(best_step), self.engine)
-            self.engine.weights_step = best_step
+        load_weights(self.directory.checkpoint(best_step), self.engine)
+        self.engine.weights_step = best_step
         results = {**self.training_step.summary(), **self.evaluations.summary()}
         summary = {
             **self._provenance(),
