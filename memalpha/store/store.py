@@ -933,8 +933,10 @@ class MemoryStore(Memory):
                 matching = [] if entry_filter is None else self.rows.ids_matching(entry_filter)[0]
                 forks += self.rows.log.forks([*ids, *matching], names)
         with self._transaction(write=True):
-            quarantined = {operation.id for _, _, operation in self.rows.log.quarantine()}
-            unknown_ids = [id for id in ids if id not in quarantined and self.rows.entries.latest_version(id) is None]
+            unknown_ids = [id for id in ids if self.rows.entries.latest_version(id) is None]
+            if unknown_ids:
+                quarantined = {operation.id for _, _, operation in self.rows.log.quarantine()}
+                unknown_ids = [id for id in unknown_ids if id not in quarantined]
             erasure = Erasure()
             if not unknown_ids:
                 self._index.catch_up(self.rows.log.position)

@@ -555,9 +555,11 @@ def _parse_label(text: str, where: str) -> LabelledItem:
     row = parse_json(text, where)
     if not isinstance(row, dict):
         raise DataError(f"{where}: a JSON object is needed")
-    label, id = row.pop("label", None), row.pop("id", where)
+    label, id = row.pop("label", None), row.pop("id", None)
     if not is_finite_number(label) or not 0 <= label <= 1:
         raise DataError(f"{where}: label {label!r:.80}: a number from 0 to 1 is needed")
+    if id is not None and type(id) not in (str, int):
+        raise DataError(f"{where}: id {id!r:.80}: a text or a whole number is needed")
     kind = Write if "chunk" in row else Item
     if kind is Item:
         row.setdefault("gold", ())
@@ -565,7 +567,7 @@ def _parse_label(text: str, where: str) -> LabelledItem:
         item = _ADAPTERS[kind].validate_json(json.dumps(row))
     except ValidationError as error:
         raise DataError(f"{where}: {format_validation_error(error)}") from error
-    return LabelledItem(item, float(label), str(id))
+    return LabelledItem(item, float(label), where if id is None else str(id))
 
 
 def agreement(labels: Sequence[float], scores: Sequence[float | None]) -> dict[str, Any]:

@@ -285,8 +285,10 @@ def test_a_judge_is_checked_against_labels():
 
 def test_a_number_is_an_id_too(tmp_path):
     path = tmp_path / "labels.jsonl"
-    path.write_text('{"question": "q", "prediction": "p", "label": 1, "id": 7}\n')
-    assert [labelled.id for labelled in load_labels(path)] == ["7"]
+    line = '{"question": "q", "prediction": "p", "label": 1, "id": %s}\n'
+    path.write_text(line % 7 + line % "null")
+    first, second = (labelled.id for labelled in load_labels(path))
+    assert first == "7" and "labels.jsonl" in second  # its line names what has no id
 
 
 @pytest.mark.parametrize(
@@ -297,6 +299,7 @@ def test_a_number_is_an_id_too(tmp_path):
         ('{"question": "q", "prediction": "p", "gold": ["a"]}', "label None: a number from 0 to 1"),
         ('{"question": "q", "prediction": "p", "label": true}', "label True: a number"),
         ('{"question": "q", "prediction": "p", "label": 2}', "label 2: a number"),
+        ('{"question": "q", "prediction": "p", "label": 1, "id": []}', "a text or a whole number"),
         ('{"question": "q", "label": 1}', "prediction: Field required"),
         ('{"question": "q", "prediction": "p", "gold": "a", "label": 1}', "gold: Input should be a valid array"),
         ('{"question": "q", "prediction": 3, "label": 1}', "prediction: Input should be a valid string"),
