@@ -230,7 +230,7 @@ _ABOUT = rf"(?: (?:(?:about|on|regarding|concerning|of|for|as to|to|that|in|from
 _REFUSAL = re.compile(
     "|".join(
         (
-            r"unknown|undisclosed|none|na|n/a|not (?:known|sure|found|applicable)|unsure|unclear|unanswerable",
+            r"unknown|undisclosed|none|null|na|n/a|not (?:known|sure|found|applicable)|unsure|unclear|unanswerable",
             r"unspecified|undetermined|no (?:record|context)|not enough context",
             r"(?:dont|do not|cannot|cant|can not|unable to) (?:know|say|tell|answer|determine|remember|recall)"
             rf"(?: (?:from|in) {_SOURCE}| (?:based on|given) .*)?",
@@ -284,7 +284,9 @@ _LINK = re.compile(
     r"^(?:(?:but|so|and|therefore|thus|hence|unfortunately|however|sorry|im afraid|i am afraid) )+"
     r"|^(?:my |final )*answer is "
 )
-_BREAK = re.compile(r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])[.!?]+(?=\s|$|[\"')*])|[,;:\n\u2014\u3002\uff01]|\s(?=but\s)")
+_BREAK = re.compile(
+    r"(?<!\b[A-Z])(?<!\b[A-Z][a-z])[.!?]+(?=\s|$|[\"')*])|[,;:\n\u2014\u3001\u3002\uff01\uff0c\uff1b]|\s(?=but\s)"
+)
 _REFUSING = """
     i we you it this that no not yes none never nothing nobody is was do did have know known sure answer information
     mentioned stated given available memory notes conversation
@@ -297,20 +299,30 @@ _OTHER_LANGUAGES = frozenset(
         *("keine information", "keine informationen", "nicht erwähnt", "je ne sais pas", "je l'ignore", "inconnu"),
         *("non mentionné", "aucune information", "no lo sé", "no sé", "desconocido", "no se menciona", "non lo so"),
         *("sconosciuto", "não sei", "desconhecido", "ik weet het niet", "onbekend", "не знаю", "неизвестно"),
-        *("нет информации", "不知道", "我不知道", "未知", "没有提到", "无法确定", "わかりません", "分かりません"),
-        *(
-            "情報がありません",
-            "情報はありません",
-            "言及されていません",
-            "没有相关信息",
-            "没有信息",
-            "不清楚",
-            "沒有提到",
-        ),
-        *("알 수 없습니다", "정보가 없습니다", "언급되지 않았습니다", "불명"),
-        *("不明", "不明です", "모릅니다", "모르겠습니다", "알 수 없음", "لا أعرف", "غير معروف", "पता नहीं"),
-        *("मुझे नहीं पता", "अज्ञात", "ไม่ทราบ", "ไม่รู้"),
+        *("нет информации", "لا أعرف", "غير معروف", "पता नहीं", "मुझे नहीं पता", "अज्ञात", "ไม่ทราบ", "ไม่รู้"),
     )
+)
+_CHINESE_MATTER = (
+    r"(?:(?:这|這|那|该|該|任何)?(?:个|個|些|方面)?(?:相关|相關)?的?"
+    r"(?:信息|資訊|记录|記錄|问题|問題|内容|內容|答案))"
+)
+_EAST_ASIAN_REFUSAL = re.compile(
+    "|".join(
+        (
+            r"(?:(?:[我您你中里裡也并都这文]|用户|用戶|对话|對話|聊天记录|记忆|記憶|笔记|筆記|上下文|[资資]料|目前) ?)*"
+            r"(?:(?:不知道|不清楚|不确定|不確定|不记得|不記得|[无無]法(?:确定|確定|回答|得知|判断|判斷|知道)|未知|不明"
+            rf"|(?:没有?|沒有?|未)(?:被)?(?:提到|提及|说明|說明|说过|說過)){_CHINESE_MATTER}?|[没沒]有{_CHINESE_MATTER})",
+            r"(?:(?:その|この|それ|会話|記憶|メモ|ノート|情報|に|は|について|で|の|中|私|が) ?)*"
+            r"(?:(?:わ|分)かりません|わからない|知りません|不明(?:です)?"
+            r"|(?:情報|記載|言及|記録)(?:は|が)?(?:ありません|ないです|見つかりません(?:でした)?|されていません))",
+            r"(?:(?:그|이|대화|기억|메모|내용|정보|답)(?:에서|에는|에|은|는|을|를|이|가)? ?(?:대한 )?(?:대해 )?)*"
+            r"(?:알 수 없(?:습니다|음|어요)|모릅니다|모르겠습니다|몰라요|(?:관련 )?정보가 없습니다"
+            r"|언급되지 않았습니다|찾을 수 없습니다)",
+        )
+    )
+)
+_EAST_ASIAN_FILLER = re.compile(
+    "(?:很|非常)?(?:抱歉|对不起|對不起|不好意思)|根据.*|根據.*|すみません|申し訳(?:ありません|ございません)|죄송(?:합니다|하지만)"
 )
 
 
@@ -335,10 +347,10 @@ def _spaced(text: str) -> str:
 def contains(text: str, part: str) -> bool:
     """Return True if `text` contains `part` as a run of whole normalized tokens.
 
-    An empty part is never contained. A part of one character has to stand between spaces or marks in every script,
-    since one character is too little to tell a word by where words are not separated.
+    An empty part is never contained. One character of a script without spaces has to stand between spaces or marks,
+    since it is too little to tell a word by.
     """
-    if len(normalize(part)) == 1:
+    if len(normalize(part)) == 1 and UNSPACED.search(part):
         return f" {normalize(part)} " in f" {normalize(text)} "
     needle = _spaced(part)
     return bool(needle) and f" {needle} " in f" {_spaced(text)} "
@@ -378,8 +390,10 @@ def is_abstention(answer: str) -> bool:
     if normalize(answer) in _OTHER_LANGUAGES:
         return True
     clauses = [_LINK.sub("", normalize(clause)) for clause in _BREAK.split(answer) if clause.strip(" \t\"'*.!()")]
-    refusals = [_REFUSAL.fullmatch(clause) is not None for clause in clauses if clause]
-    fillers = [_FILLER.fullmatch(clause) is not None for clause in clauses if clause]
+    refusals, fillers = (
+        [any(form.fullmatch(clause) for form in forms) for clause in clauses if clause]
+        for forms in ((_REFUSAL, _EAST_ASIAN_REFUSAL), (_FILLER, _EAST_ASIAN_FILLER))
+    )
     return any(refusals) and all(map(max, refusals, fillers)) and clauses != ["no"]
 
 

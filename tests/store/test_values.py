@@ -71,6 +71,7 @@ def test_an_answer_in_a_script_without_spaces_is_found_inside_a_sentence():
     assert contains("試験は2026年1月9日です", "2026-01-09") and contains("家賃は5万円です", "5万円")
     assert not contains("家賃は15万円です", "5万円") and not contains("大きい阪神", "大阪")
     assert not contains("不是", "是") and contains("答案: 是", "是")  # one character has to stand alone
+    assert contains("3只狗", "3") and not contains("13只狗", "3")  # a digit beside it is told from it
     assert token_f1("大阪です", "大阪") == pytest.approx(2 / 3) and token_f1("東京", "大阪") == 0.0
 
 

@@ -222,11 +222,26 @@ def keypoint_f1(stated: int, keypoints: int, supported: int, sentences: int, flu
 # --------------------------------------------------------------------------------------------------------- PersonaMem
 
 _BRACKETED = re.compile(r"[(\[{]([a-z])[)\]}]")
-_BOXED = re.compile(r"\\boxed\{\s*\(?([a-z])\)?\s*\}")
-_PREFIX = r"(?:(?:the |my )?(?:final |correct |best |right )*(?:answer|option|choice)(?: is)?\s*:?\s*(?:option )?)"
-_BARE = re.compile(rf"^{_PREFIX}?([a-z])[\s.,:;!)\u3001\u3002]*$", re.MULTILINE)
+_BOXED = re.compile(r"\\boxed\{[\s(]*(?:\\text\{)?([a-z])(?![^\W_])")
 _BOLD = re.compile(r"(?:\*\*|__|`)\s*(?:option )?([a-z])(?:[.):]+(?:\s[^*_`]*)?)?\s*(?:\*\*|__|`)")
-_WITH_TEXT = re.compile(rf"^\W*{_PREFIX}?([a-z])\s?[.):\u2013\u2014-]\s+(?=\S)(.*)", re.MULTILINE)
+_MARKUP = re.compile("\\\\(?:text|boxed)|[*`_$\"'{}\\\\\u2018-\u201d]")
+_OTHER_LETTER = r"\s*(?:[,/&]|,?\s*\b(?:or|and)\b)\s*\(?[a-z](?![^\W_])"
+_STATED = re.compile(
+    r"\b(?:answer|i(?:d| would| will|ll)? (?:choose|pick|select|go with)|my (?:choice|pick)"
+    r"|(?:correct|right|best) (?:answer|option|choice))(?: is| would be)?\s*:?\s*(?:option )?[(\[]?([a-z])"
+    rf"(?=\s*(?:$|[)\].,:;!?\n\u2013\u2014-])| (?:because|since|as|for|but)\b)(?![)\]]?{_OTHER_LETTER})"
+    r"|\b([a-z])[)\]]? is (?:the )?(?:correct|right|best)\b"
+)
+"""A sentence that says which letter is the answer: "The answer is b because ..."."""
+_PREFIX = (
+    r"(?:(?:the |my )?(?:final |correct |best |right )*(?:answer|option|choice)(?: is)?\s*:?\s*(?:option )?"
+    r"|its |it is |(?:[^\W\d_]+\s+){0,2}[^\W\d_]+\s*:\s*|[^\x00-\x7f]{1,12}\s*)"
+)
+_BARE = re.compile(
+    rf"^{_PREFIX}?[(\[]?([a-z])[)\]]?(?:\u3067\u3059|\uc785\ub2c8\ub2e4)?[\s.,:;!\u3001\u3002]*$", re.MULTILINE
+)
+_WITH_TEXT = re.compile(rf"^\W*{_PREFIX}?([a-z])(?:\s?[.):\u2013\u2014-])?\s+(?=\S)(.*)", re.MULTILINE)
+_SEPARATED = re.compile(rf"^\W*{_PREFIX}?([a-z])\s?[.):\u2013\u2014-]\s+(?=\S)", re.MULTILINE)
 
 
 def choice_score(
@@ -234,8 +249,9 @@ def choice_score(
 ) -> float:
     r"""Return 1 if the prediction names the gold option's letter and no other.
 
-    The text after the last `<final_answer>` counts. A letter is recognized in brackets, in `\\boxed{}`, in bold, alone
-    on a line ("c", "Answer: c."), or before the text of an option ("C. Read a novel"). An article is none.
+    The text after the last `<final_answer>` counts. Of these forms the first that the reply has is read: `\\boxed{}`,
+    the last sentence that says which is the answer ("The answer is c because ..."), a line of the letter alone ("c",
+    "Answer: c.") or before the text of its option ("C. Read a novel"), brackets, bold. An article is none.
 
     Args:
         prediction: Reply of the reader.
@@ -260,15 +276,24 @@ def choice_score(
     if official:
         return float({gold_letter} in (_any_letters(text), _any_letters(prediction)))
     lowered = re.sub(r"\s*</?answer>\s*", "\n", unicodedata.normalize("NFKC", text).lower()).strip()
-    letters = next((set(found) for form in (_BRACKETED, _BOXED, _BOLD) if (found := form.findall(lowered))), set())
-    plain = lowered.replace("*", "").replace("`", "")
-    letters = letters or set(_BARE.findall(plain))
-    letters = letters or {  # a line begins with a letter and the text of its option; any text without options
+    plain = _MARKUP.sub("", lowered)
+    stated = [first or second for first, second in _STATED.findall(plain)][-1:]
+    with_text = {  # a line begins with a letter and the text of its option
         letter
         for letter, rest in _WITH_TEXT.findall(plain)
-        if options is None or normalize_text(rest).startswith(normalize_text(options.get(letter, "\0")))
+        if options is not None and normalize_text(rest).startswith(normalize_text(options.get(letter, "\0")))
     }
-    if not letters and options and not _WITH_TEXT.search(plain):
+    forms = (
+        _BOXED.findall(lowered),
+        stated,
+        {*_BARE.findall(plain), *with_text},
+        *(f.findall(lowered) for f in (_BRACKETED, _BOLD)),
+    )
+    letters = next((set(form) for form in forms if form), set())
+    separated = _SEPARATED.findall(plain)
+    if not letters and options is None:
+        letters = set(separated)
+    elif not letters and options and not separated:
         letters = {letter for letter, option in options.items() if normalize_text(option) == normalize_text(text)}
     return float(letters == {gold_letter})
 

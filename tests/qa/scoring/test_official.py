@@ -177,7 +177,13 @@ LETTERS = [
     ("[c]", 1), ("Option C", 1), ("C. Read a novel", 1), ("**C.** Read a novel", 1),
     ("The best is **C. Read a novel** by far", 1), ("Answer: C\nShe likes books.", 1),
     ("So: <answer>C</answer>", 1), ("\uff08\uff23\uff09", 1), ("\uff23\u3001", 1),
-    ("**A** or **C**", 0),
+    ("The answer is C because a car moves.", 1), ("The answer is C. Note that A is a common distractor.", 1),
+    ("I considered (A), but it is wrong. Final answer: C", 1), ("The best answer is (C), not (A).", 1),
+    ("C\n\nExplanation: A is wrong because (a) is not supported.", 1), ("Option (a) is wrong, so \\boxed{c}", 1),
+    ("\\boxed{C. Read a novel}", 1), ("Answer: $C$", 1), ('{"answer": "C"}', 1), ("I choose C.", 1), ("It's C.", 1),
+    ("Antwort: C", 1), ("\u7b54\u6848\u662fC", 1), ("\u7b54\u3048\u306fC\u3067\u3059\u3002", 1), ("\uc815\ub2f5: C", 1),
+    ("A) Go\nC) Read\n\nAnswer: C", 1), ("The answer isn't C.", 0), ("Answer: A, C", 0), ("(a)\n(c)", 0),
+    ("The answer is A. C is wrong.", 0), ("Which is correct: A or C?", 0), ("**A** or **C**", 0),
     ("A novel is best", 0), ("(a) or (c)", 0), ("c, then d", 0), ("a quiet place", 0), ("I'd go with the c one", 0),
     ("", 0),
 ]  # fmt: skip
@@ -190,7 +196,8 @@ def test_a_letter_must_be_given_as_a_letter(prediction, right):
 
 
 def test_an_article_is_no_vote_unless_official():
-    assert official.choice_score("take a walk", "(a)") == 0.0
+    for article in ("take a walk", "My answer: a walk", "The best option is a walk"):
+        assert official.choice_score(article, "(a)") == 0.0
     assert official.choice_score("take a walk", "(a)", official=True) == 1.0
     with pytest.raises(DataError, match="not a letter"):
         official.choice_score("(c)", "a walk")
