@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any, Literal, Self
 
 from pydantic import (
@@ -30,12 +31,13 @@ def import_object(name: str, key: str) -> Any:
         key: Configuration key that error messages name.
 
     Raises:
-        ConfigError: The name has another form, or nothing is found there.
+        ConfigError: The name has another form, nothing is found there, or its module fails.
     """
     module, colon, path = name.partition(":")
     if not (colon and module.strip() and path.strip()):
         raise ConfigError(f"{key}: {name!r}: write module:name, for example my_rewards:short_answers")
-    here = str(Path.cwd())
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.append(here)  # for what the module imports later
     sys.path.insert(0, here)
     try:
         value: Any = importlib.import_module(module)
@@ -43,6 +45,10 @@ def import_object(name: str, key: str) -> Any:
             value = getattr(value, attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{key}: {name!r} cannot be found ({error}), also not in {here}") from error
+    except Exception as error:
+        frame = extract_tb(error.__traceback__)[-1]
+        cause = f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
+        raise ConfigError(f"{key}: {name!r} cannot be imported: {cause}") from error
     finally:
         sys.path.remove(here)
     return value

@@ -52,7 +52,7 @@ class EvalConfig(Config):
         default=2048, gt=0, description="context budget of a question, in tokens (characters / 4)"
     )
     metric: str | None = Field(
-        default=None, description="metric of all questions (default: the benchmark's official one)"
+        default=None, description="metric of all questions, or yours as module:function (default: the official one)"
     )
     device: str = Field(default="cpu", description="torch device of writers and reader")
     endpoint: EndpointConfig = Field(

@@ -37,7 +37,7 @@ from memalpha.arguments import check_flag, check_function, check_items, check_ty
 from memalpha.config import EVAL_K, AgentConfig, RewardConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import fit_tasks
-from memalpha.errors import ConfigError, DataError, PolicyError, did_you_mean
+from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.policy.base import BilledPolicy, Policy, is_endpoint, with_prompt_style
 from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall, with_error_classes
 from memalpha.qa.memory_reward import MemoryReward, conversation_tokens
@@ -48,12 +48,12 @@ from memalpha.qa.scoring.judge import ContentVerdicts, Judge, UnjudgedAnswer, ju
 from memalpha.qa.scoring.metrics import (
     CORRECT_FROM,
     JUDGED,
-    QUESTION_METRICS,
     best_score,
     cited_scores,
     evidence_notes,
     is_correct,
     is_refusal,
+    load_metric,
     official_scores,
     score_answer,
     score_question,
@@ -394,10 +394,8 @@ def _set_metrics(tasks: Sequence[Task], metric: str | None, default: str, judged
             name = str(metric or question.meta.get("metric", default))
             if name in JUDGED and not judged:
                 raise ConfigError(f"metric {name} needs a judge: name it in judge.judges, or set metric=contains")
-            if name not in QUESTION_METRICS and name not in JUDGED:
-                names = (*QUESTION_METRICS, *JUDGED)
-                where = "metric" if metric else f"task {task.id!r}, question {question.id!r}: meta.metric"
-                raise ConfigError(f"{where}: no metric {name!r}{did_you_mean(name, names)}: one of {', '.join(names)}")
+            if name not in JUDGED:
+                load_metric(name, "metric" if metric else f"task {task.id!r}, question {question.id!r}: meta.metric")
             questions.append(question.model_copy(update={"meta": {**question.meta, "metric": name}}))
         results.append(task.model_copy(update={"questions": tuple(questions)}))
     return results

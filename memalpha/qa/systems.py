@@ -24,17 +24,17 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from importlib import import_module
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Protocol, cast, runtime_checkable
 
+from memalpha.arguments import brief_repr
 from memalpha.config import AgentConfig
+from memalpha.config.common import import_object
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import fit_tasks, memory_engine
@@ -581,23 +581,8 @@ def load_factory(path: str) -> Callable[[Task, SystemSettings], System]:
     Raises:
         ConfigError: The factory is missing or cannot be called, or its systems lack one of the three methods.
     """
-    module, _, attribute = path.partition(":")
-    if (working_directory := str(Path.cwd())) not in sys.path:
-        sys.path.append(working_directory)
-    try:
-        factory = getattr(import_module(module), attribute, None)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"system {path}: there is no module {error.name!r} here; write package.module:factory"
-        ) from error
-    except Exception as error:
-        frame = extract_tb(error.__traceback__)[-1]
-        raise ConfigError(
-            f"system {path}: {module} cannot be imported: {type(error).__name__}: {error} ({frame.filename}, line "
-            f"{frame.lineno})"
-        ) from error
-    if not callable(factory):
-        raise ConfigError(f"system {path}: {module} has no {attribute!r} that can be called")
+    if not callable(factory := import_object(path, "systems")):
+        raise ConfigError(f"system {path}: not a function or class, but {brief_repr(factory)}")
     try:
         parameters = inspect.signature(factory).parameters
     except ValueError:  # some callables written in C have no signature

@@ -209,6 +209,16 @@ def test_what_is_beyond_rules_is_judged():
         run("rag", metric=None, tasks=[TASK.model_copy(update={"questions": (coloured,)})])
 
 
+def test_a_metric_of_the_user_scores_where_there_is_an_answer(tmp_path, monkeypatch):
+    (tmp_path / "metrics_of_a_test.py").write_text("half = lambda reply, question: 0.5\nlarge = lambda *words: 2\n")
+    monkeypatch.chdir(tmp_path)
+    [report] = run("rag", metric="metrics_of_a_test:half")
+    assert {record.score for record in report.records if record.gold} == {0.5}
+    assert all(record.correct for record in report.records if record.gold)
+    with pytest.raises(ConfigError, match=r"metrics_of_a_test:large: a number from 0 to 1 is needed, not 2"):
+        run("rag", metric="metrics_of_a_test:large")
+
+
 def test_answers_without_a_verdict_are_counted_where_the_figures_are(capsys):
     reports = run("rag", "empty", metric="judge", judge=judging(lambda text: "hm" if "brother" in text else CORRECT))
     header, rows = table_rows(reports)
@@ -270,9 +280,9 @@ def test_bad_input_is_refused(tmp_path, monkeypatch):
         run("rag", tasks=[TASK, TASK])
     with pytest.raises(DataError, match="brings no facts of its own"):
         run("facts", tasks=[TASK.model_copy(update={"meta": {}})])
-    with pytest.raises(ConfigError, match="there is no module 'nonesuch'"):
+    with pytest.raises(ConfigError, match="No module named 'nonesuch'"):
         run("nonesuch.module:Thing")
-    with pytest.raises(ConfigError, match="has no 'Nothing'"):
+    with pytest.raises(ConfigError, match="has no attribute 'Nothing'"):
         run("memalpha.qa.systems:Nothing")
     (tmp_path / "broken_system_of_a_test.py").write_text("\nraise OSError('no')\n")
     monkeypatch.syspath_prepend(tmp_path)

@@ -18,10 +18,13 @@ that it is a score in 0..1.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 from memalpha.agent.reader import Answer, Cited
-from memalpha.errors import DataError
+from memalpha.arguments import brief_repr, check_function, is_finite_number
+from memalpha.config.common import import_object
+from memalpha.errors import ConfigError, did_you_mean
 from memalpha.qa.scoring.official import (
     all_mentioned,
     answer_line,
@@ -134,20 +137,18 @@ def score_question(question: Question, answer: Answer, default: str = "exact") -
         The score, or None if the metric is in `JUDGED` and waits for a verdict.
 
     Raises:
-        DataError: The metric is unknown.
+        ConfigError: The metric is unknown.
     """
     metric = str(question.meta.get("metric", default))
     if metric in JUDGED:
         return None
-    if metric not in QUESTION_METRICS:
-        names = ", ".join(sorted({*QUESTION_METRICS, *JUDGED}))
-        raise DataError(f"question {question.id!r}: there is no metric {metric!r}; there are {names}")
+    score = load_metric(metric, f"question {question.id!r}: meta.metric")
     if metric == "locomo-f1" and question.category == "adversarial":
         return 0.0 if answer.conflict else float(answer.abstained or locomo_f1(answer.text, "", 5) > 0)
     refuses = metric in _ABSTENTION_METRICS and is_refusal(answer, question.answers)
     if answer.conflict or not question.answers or refuses:
         return score_answer("exact", answer, question.answers)
-    return QUESTION_METRICS[metric](answer.text, question)
+    return score(answer.text, question)
 
 
 def official_scores(question: Question, answer: Answer) -> dict[str, float]:
@@ -211,6 +212,35 @@ _ABSTENTION_METRICS = (*METRICS, "squad-exact", "squad-f1")
 """Metrics under which a refusal is worth 0 where there is an answer."""
 JUDGED = ("judge", "rubric", "keypoint-f1")
 """Metrics that need a judge's verdict."""
+
+
+@cache
+def load_metric(name: str, key: str) -> Callable[[str, Question], float]:
+    """Return the metric of a name, or a function of yours: `module:function`, of the reply and the question.
+
+    Args:
+        name: A key of `QUESTION_METRICS`, or `module:function`; modules of the working directory are found too.
+        key: Setting or field that error messages name.
+
+    Raises:
+        ConfigError: No metric has this name, or your function cannot be found or returns no score in 0..1.
+    """
+    if name in QUESTION_METRICS:
+        return QUESTION_METRICS[name]
+    if ":" not in name:
+        names = (*QUESTION_METRICS, *JUDGED)
+        known = f"one of {', '.join(names)}, or yours as module:function"
+        raise ConfigError(f"{key}: no metric {name!r}{did_you_mean(name, names)}: {known}")
+    function = import_object(name, key)
+    check_function(key, function, error=ConfigError)
+
+    def score(text: str, question: Question) -> float:
+        value = function(text, question)
+        if not (isinstance(value, bool) or is_finite_number(value)) or not 0 <= value <= 1:
+            raise ConfigError(f"metric {name}: a number from 0 to 1 is needed, not {brief_repr(value)}")
+        return float(value)
+
+    return score
 
 
 MAX_SCORE = 1.5
