@@ -26,6 +26,8 @@ the task allows decides what the support is (`Record.rule`):
    accepted answer, one entry needs it, or all together more than half of its words (of three or more). Otherwise they
    need half of the answer's words that the turn has, or of the sentence nearest to the question. Written wrong is an
    entry from that sentence of every missing turn.
+   By these three rules an entry about somebody else holds nothing of the turn: it names another speaker, whom neither
+   turn nor question names, and not the turn's. A turn that says "you" or "we" may be about others as well.
 4. `answers`: an accepted answer in a passage's words. This rule cannot see what was written wrong, nor an answer that
    is not in the conversation's words.
 
@@ -47,6 +49,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 from memalpha.qa.passages import Passage, Retrieval, WrittenMemory
 from memalpha.store.search.lexical import term_counts
 from memalpha.store.values import contains, is_same, key_value, normalize, tokens
+from memalpha.tasks.formats.chats import READ_ROLES
 from memalpha.types import Question, Task, TrajectoryGroup
 
 if TYPE_CHECKING:
@@ -361,6 +364,7 @@ MAX_UNINDEXED = 32
 
 _BOUNDARY = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
 _ABBREVIATION = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|St|vs|e\.g|i\.e|etc|No|[A-Z]))\.$")
+_MAY_BE_OF_OTHERS = re.compile(r"\b(?:you|yours?|we|us|ours?)\b", re.IGNORECASE)
 _NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve"
 _UNSPECIFIC = frozenset(["yes", "no", "true", "false", "none", *_NUMBER_WORDS.split()])
 
@@ -389,7 +393,8 @@ class _Sources(NamedTuple):
     """Hold what all questions of a task share.
 
     Chunks as rendered, chunk and words of each turn, gold contents by turn, all gold contents normalized, terms of each
-    turn by chunk, and the sentences of entries by chunk and text (`source_sentences`), as far as they were asked for.
+    turn by chunk, terms of the speakers' names, and the sentences of entries by chunk and text (`source_sentences`), as
+    far as they were asked for.
     """
 
     rendered: _IndexedPassages
@@ -398,6 +403,7 @@ class _Sources(NamedTuple):
     facts: dict[str, list[str]]
     values: set[str]
     terms: dict[int, dict[str, TurnTerms]]
+    names: frozenset[str]
     ties: dict[tuple[int, str], dict[str, frozenset[str]]]
 
 
@@ -420,7 +426,8 @@ def _sources(key: _Identity[Task]) -> _Sources:
     chunks = {turn: chunk for chunk, turns in terms.items() for turn in turns}
     values = {normalize(content) for _, content in gold}
     rendered = _IndexedPassages([Passage(chunk.render()) for chunk in task.chunks])
-    return _Sources(rendered, chunks, texts, facts, values, terms, {})
+    names = frozenset().union(*(words.speaker for turns in terms.values() for words in turns.values()))
+    return _Sources(rendered, chunks, texts, facts, values, terms, names - set(READ_ROLES), {})
 
 
 class _IndexedPassages:
@@ -563,6 +570,7 @@ class AnswerSupport:
             answering = [c for c in facts if any(contains(c, answer) for answer in question.answers)]
             self.facts += [(content, turn) for content in answering or facts]
         self.values = sources.values
+        self.names = sources.names
         self._ties = sources.ties
         groups = [group for group in (self.entries, self.history) if group is not None]
         groups.append(_IndexedPassages(retrieval.passages))
@@ -628,6 +636,7 @@ class AnswerSupport:
             if pair is not None and any(
                 key_value(p.text) is None and contains(p.text, pair[1]) and self._is_from_turn(p, turn)
                 for p in self._of_chunk(groups, turn)
+                if not self._is_of_another(p.text, turn)
             ):
                 return True
         needle = normalize(content)
@@ -665,9 +674,16 @@ class AnswerSupport:
         return self._ties[key]
 
     def _quotes_turn(self, passage: Passage, turn: str) -> bool:
-        if passage.turns and turn not in passage.turns:
+        if (passage.turns and turn not in passage.turns) or self._is_of_another(passage.text, turn):
             return False
         return turn in self.texts and contains(passage.text, self.texts[turn])
+
+    def _is_of_another(self, text: str, turn: str) -> bool:
+        """Return True if an entry is about another speaker than the turn, the question and the turn's speaker."""
+        if turn not in self.texts or _MAY_BE_OF_OTHERS.search(self.texts[turn]):
+            return False
+        words, named = self.turn_terms[self.chunks[turn]][turn], _terms(text) & self.names
+        return bool(named) and named.isdisjoint(words.speaker | words.said | _terms(self.question.question))
 
     def _is_covered(self, groups: Sequence[_IndexedPassages], turn: str) -> bool:
         """Return True if the passages from the turn keep what the question needs of it.
@@ -676,7 +692,7 @@ class AnswerSupport:
         Otherwise an entry that names the turn counts. Entries tied by their words together need half of the answer's
         terms that the turn has, or else half of the terms of the turn's sentence nearest to the question.
         """
-        of_turn = self._from_turn(groups, turn)
+        of_turn = [passage for passage in self._from_turn(groups, turn) if not self._is_of_another(passage.text, turn)]
         if not of_turn:
             return False
         said = frozenset[str]().union(

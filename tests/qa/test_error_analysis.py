@@ -354,3 +354,30 @@ def test_the_cost_is_linear_in_the_length_of_a_conversation(rule):
         costs.append(calls)
         assert len({record.error_class for record in records}) == 2  # half of the answers are held, half are not
     assert costs[1] < 5 * costs[0]
+
+
+EVA = SpeakerTurn(speaker="Eva", text="I am a vegetarian, no fish.", id="e")
+TWO = Task(id="t", chunks=(Chunk(turns=(EVA, SpeakerTurn(speaker="Tom", text="I booked Oslo.", id="f"))),))
+DIET = Question(id="diet", question="What does she eat?", answers=("vegetarian",), evidence=("e",))
+
+
+@pytest.mark.parametrize(
+    ("note", "question", "error_class"),
+    [
+        ("Tom is a vegetarian", DIET.question, "written_wrong"),
+        ("Eva is a vegetarian", DIET.question, "answered_wrong"),
+        ("Eva tells Tom: vegetarian", DIET.question, "answered_wrong"),
+        ("a vegetarian, no fish", DIET.question, "answered_wrong"),
+        ("Tom is a vegetarian", "What does Tom's friend eat?", "answered_wrong"),
+    ],
+)
+@pytest.mark.parametrize("source", [0, "e"])
+def test_a_note_about_another_speaker_is_the_writers_error(note, question, error_class, source):
+    asked = DIET.model_copy(update={"question": question})
+    assert error_of(held(asked, [(note, source)], is_shown=True), TWO) == error_class
+
+
+def test_what_is_said_to_somebody_may_be_about_him():
+    turns = (EVA.model_copy(update={"text": "You are a vegetarian, Sir."}), TWO.chunks[0].turns[1])
+    told = TWO.model_copy(update={"chunks": (Chunk(turns=turns),)})
+    assert error_of(held(DIET, [("Tom is a vegetarian", 0)], is_shown=True), told) == "answered_wrong"
