@@ -103,14 +103,17 @@ def open_store(
     return store
 
 
+_EXAMPLE = """write '{"key": "value"}' in single quotes"""
+
+
 def parse_json_object(option: str, text: str | None) -> dict[str, Any] | None:
     """Parse the JSON object passed to `option`; None stays None."""
     try:
         value = None if text is None else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{option}: no JSON: {error}") from error
+        raise StoreError(f"{option}: no JSON ({error}): {_EXAMPLE}") from error
     if value is not None and not isinstance(value, dict):
-        raise StoreError(f"{option}: a JSON object is needed, not {text:.80}")
+        raise StoreError(f"{option}: a JSON object is needed, not {text:.80}: {_EXAMPLE}")
     return value
 
 

@@ -98,7 +98,7 @@ def load_model(
             raise PolicyError(f"{path} is a run directory: give it to load_policy, or name one of its checkpoints")
         shipped, remote, near = "", "", ""
         if label == "policy":
-            shipped = f"{', '.join((*RULE_POLICIES, *NAMED_POLICIES))}, "
+            shipped = f"{', '.join(RULE_POLICIES)} (keeps every line), {', '.join(NAMED_POLICIES)}, "
             remote = f". {endpoint_hint(str(path))}"
             near = did_you_mean(str(path), (*RULE_POLICIES, *NAMED_POLICIES))
         raise PolicyError(

@@ -1128,8 +1128,9 @@ class MemoryStore(Memory):
             if self.known_fields.isdisjoint((path[0], path[-1])) and self.rows.entries.count(None, None):
                 self.known_fields.add(path[-1])
                 if not self.rows.entries.has_metadata_key(path[-1]):
-                    own = field in NAMES  # an entry's speaker and key are read by no filter
-                    hint = f"filters read the metadata, not an entry's {field}" if own else "is it spelt right?"
+                    hint = "is it spelt right?"
+                    if field in NAMES:  # an entry's speaker and key are read by no filter
+                        hint = f"filters do not read an entry's {field}: write it with metadata={{'{field}': ...}}, too"
                     warnings.warn(
                         f"where: no entry has the field {field!r}, so nothing equals it: {hint}",
                         UnknownFieldWarning,

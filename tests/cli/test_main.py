@@ -50,7 +50,11 @@ def test_where_filters_show_and_search(memalpha, refused, store: Path) -> None:
         for words in (("show", store), ("search", store, "Where?"), ("search", store, "Where?", "--as-of", "2")):
             out = memalpha(*words, "--where", where)[1]
             assert [name for name in ("Lisbon", "Porto") if name in out] == cities
-    for where, message in (("{", "--where: no JSON"), ("3", "--where: a JSON object"), ('{"$nor": []}', "are $eq")):
+    for where, message in (
+        ("{", "--where: no JSON"),
+        ("3", 'not 3: write \'{"key": "value"}\''),
+        ('{"$nor": []}', "are $eq"),
+    ):
         for words in (("show", store), ("search", store, "Where?")):
             assert message in refused(*words, "--where", where)
 

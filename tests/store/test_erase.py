@@ -126,7 +126,7 @@ def test_an_erasure_by_a_field_that_filters_do_not_read_is_said(tmp_path: Path) 
     with new(tmp_path / "a.db") as store:
         with store.writing_as(speaker="Ben"):
             store.add("Ben has a dog.")
-        with pytest.warns(UnknownFieldWarning, match="not an entry's speaker") as caught:
+        with pytest.warns(UnknownFieldWarning, match="not read an entry's speaker: write it with metadata=") as caught:
             assert store.erase(where={"speaker": "Ben"}).ids == ()
         with pytest.warns(UnknownFieldWarning, match="is it spelt right"):
             assert store.erase(where={"usr": "ben"}).ids == ()
