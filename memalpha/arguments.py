@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import sys
@@ -174,6 +175,14 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated = next(key for number, key in enumerate(keys) if key in keys[:number])
         raise RepeatedKeyError(f"{repeated}: the key occurs twice in one object")
     return values
+
+
+def finite_float(text: str) -> float:
+    """Return a number of JSON. Raises `ValueError` if a float cannot hold it (1e400), which would become infinite."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text} is too large for a number")
+    return number
 
 
 def is_finite_number(value: object) -> bool:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from memalpha.arguments import unique_keys
+from memalpha.arguments import finite_float, unique_keys
 from memalpha.errors import DataError, MemalphaError
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -108,11 +108,30 @@ def to_utf8(data: bytes, name: str) -> bytes:
 
 
 def parse_json(text: str | bytes, location: str) -> Any:
-    """Return the value of a JSON text. Raises `DataError` naming the location if it is none or repeats a key."""
+    """Return the value of a JSON text.
+
+    Raises `DataError` naming the location if it is none, repeats a key or holds a number beyond a float.
+    """
     try:
-        return json.loads(text, object_pairs_hook=unique_keys)
+        return json.loads(text, object_pairs_hook=unique_keys, parse_float=finite_float)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{location}: not JSON: {error}") from error
+
+
+def split_json_items(data: bytes, name: str) -> list[tuple[str, bytes]]:
+    """Return (place, JSON) of the items of a file: its lines, or the rows of one JSON list or object over lines.
+
+    Raises `DataError` if the file is no text, or a list that is no JSON.
+    """
+    data = to_utf8(data, name)
+    # Not splitlines(): JSON strings may hold U+2028 and the like.
+    lines = [(f"{name}:{number}", line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
+    is_list = data.lstrip().startswith(b"[")
+    if not is_list and (len(lines) < 2 or parse_json_or_none(data) is None):
+        return lines
+    value = parse_json(data, name)
+    rows = enumerate(value if is_list else [value])
+    return [(f"{name}: row {number}", json.dumps(row).encode()) for number, row in rows]
 
 
 def parse_json_or_none(text: str | bytes) -> Any:

@@ -263,12 +263,12 @@ def write(
     from memalpha.qa.reader import PolicyReader, load_reader
     from memalpha.qa.teacher import NO_CALL, RowsFile, load_teacher, write_rows
 
+    file, tasks = RowsFile(out), list(load_tasks(name, **_load_options(_parse_options(overrides))))
     teacher = load_teacher(policy, _parse_price(price))
     own = (
         "extractive" if teacher.name.startswith("scripted:") else ReaderConfig(kind="policy")
     )  # a script answers nothing
     answers = load_reader(reader or own, teacher, frozen=True)
-    file, tasks = RowsFile(out), list(load_tasks(name, **_load_options(_parse_options(overrides))))
     lock = lock_file(file.scores_path, "another memalpha data write", ConfigError)
     with lock, show_progress("conversations") as progress:
         file = RowsFile(out)  # again: another process may have ended since
@@ -345,7 +345,7 @@ def ask(
     nothing at all does not. Its answer is tested again on what was said later: if it changed, the question is asked
     right after its chunk, otherwise at the end. NAME.asked.jsonl beside the tasks says what was dropped and why.
     --held-out sets a fifth of the tasks aside. Questions have the category made and meta.made_by. A chat exported by
-    WhatsApp, ChatGPT or Claude is read as it is.
+    WhatsApp, Telegram, Discord, ChatGPT or Claude is read as it is.
 
     Example: memalpha data ask chat.txt --policy openai:gpt-5-mini --split 8 --out train.jsonl --held-out held-out.jsonl
 
@@ -355,10 +355,12 @@ def ask(
         PolicyError: The model did not answer; what is done stays.
         typer.Exit: No question was kept (exit code 1).
     """
-    from memalpha.qa.questions import UNREADABLE, Asker, ask_file
+    from memalpha.qa.questions import UNREADABLE, Asker, ask_file, load_conversations
     from memalpha.qa.reader import PolicyReader, load_reader
     from memalpha.qa.teacher import load_teacher
 
+    options = _load_options(_parse_options(overrides))
+    tasks = load_conversations(name, out, options=options, held_out=held_out, split=split)
     teacher = load_teacher(policy, _parse_price(price))
     asker = Asker(
         teacher,
@@ -367,8 +369,7 @@ def ask(
         metric=metric,
         thinking_tokens=thinking_tokens,
     )
-    options = _load_options(_parse_options(overrides))
-    tasks, results = ask_file(name, asker, out, held_out=held_out, options=options, split=split)
+    tasks, results = ask_file(tasks, asker, out, held_out)
     made = [question for result in results for question in result.kept]
     at_end = sum(question["asked_after_chunk"] is None for question in made)
     reasons = Counter(question["reason"] for result in results for question in result.dropped)

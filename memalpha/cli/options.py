@@ -224,7 +224,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
 
     Args:
         file: A text, a task file (`.jsonl`), chat messages (a message a line in `.jsonl`, a list in `.json`), a chat
-            that WhatsApp (`.txt`), ChatGPT or Claude (`.json`) exported, or `-` for a text on stdin.
+            that WhatsApp (`.txt`), Telegram, Discord, ChatGPT or Claude (`.json`) exported, or `-` for a text on stdin.
         timestamp: ISO date of the text, or of messages without one; a task file has its own.
         size: Maximum characters of a chunk of a text or of messages.
         exact_times: A chunk of messages or of an exported chat holds those of one timestamp.

@@ -185,7 +185,7 @@ def policy_path(name: str) -> str:
 def resolve_checkpoint(folder: Path) -> Path:
     """Return the checkpoint of a run directory; any other folder is returned unchanged."""
     checkpoints = folder / "checkpoints"
-    if not checkpoints.is_dir() or (folder / "config.json").is_file():
+    if (folder / "config.json").is_file() or not (checkpoints.is_dir() or (folder / "config.yaml").is_file()):
         return folder
     best = checkpoints / "best"
     if best.is_dir():

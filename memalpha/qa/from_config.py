@@ -29,7 +29,7 @@ from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import EvalSamplingConfig
 from memalpha.errors import ConfigError, did_you_mean
 from memalpha.policy.base import with_prompt_style
-from memalpha.policy.load import load_policy
+from memalpha.policy.load import load_policy, resolve_checkpoint
 from memalpha.policy.reply_cache import AnswerCache, keep_replies
 from memalpha.qa.evaluate import run_systems
 from memalpha.qa.memory_reward import check_categories
@@ -148,12 +148,14 @@ def _shipped_evaluations() -> list[str]:
 def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> EvalConfig:
     """Load the settings with which a training run evaluated its writer.
 
-    `checkpoints/best` is prompted, read and scored as in the run, on the run's `eval_data`. A run that held out a part
+    The best checkpoint (the newest one of a run that never validated) is prompted, read and scored as in the run, on
+    the run's `eval_data`. A run that held out a part
     of its own file needs `data`. A synthetic run is evaluated on other conversations of its held-out world, a bAbI run
     on the streams it held out. The name "trained" among `systems` is the best checkpoint.
 
     Raises:
-        ConfigError: The run has no best checkpoint, or trained no memory writer.
+        ConfigError: The run trained no memory writer.
+        PolicyError: The run has no checkpoint, or the best one is gone.
     """
     overrides = dict(overrides or {})
     run_config = training_config(run / "config.yaml")
@@ -198,10 +200,8 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
     settings = build_config(EvalConfig, merge(fields, overrides), str(run))
     if TRAINED_SYSTEM not in settings.systems:
         return settings
-    best_checkpoint = run / "checkpoints" / "best"
-    if not best_checkpoint.is_dir():
-        raise ConfigError(f"{run} has no checkpoints/best: validate in training, or name systems=CHECKPOINT")
-    systems = tuple(str(best_checkpoint) if name == TRAINED_SYSTEM else name for name in settings.systems)
+    checkpoint = resolve_checkpoint(run)
+    systems = tuple(str(checkpoint) if name == TRAINED_SYSTEM else name for name in settings.systems)
     return settings.model_copy(update={"systems": systems})
 
 

@@ -214,32 +214,26 @@ class Asker:
         return AskedChunk(job.task.id, job.chunk.index, self.name, job.digest, questions, dropped)
 
 
-def ask_file(
+def load_conversations(
     data: str,
-    asker: Asker,
     out: Path,
     *,
     options: Mapping[str, Any],
     held_out: Path | None = None,
     split: int | None = None,
-) -> tuple[list[Task], list[AskedChunk]]:
-    """Make the questions of a data set's conversations and write them as a task file.
+) -> list[Task]:
+    """Load the conversations of `ask_file`, and check its files before a model is loaded.
 
     Args:
         data: Name of a data set, a task file, or an exported chat.
-        asker: Who asks.
-        out: The task file, `NAME.jsonl`.
+        out: The task file to write, `NAME.jsonl`.
         options: Options of the data set.
-        held_out: File for a fifth of the tasks; `out` gets the others.
+        held_out: File for a fifth of the tasks.
         split: Cut conversations into tasks of at most this many chunks.
 
-    Returns:
-        The tasks that have questions, and the results of all chunks.
-
     Raises:
-        ConfigError: Another process writes `out`, it is another file, or a file cannot be written (`check_outputs`).
-        DataError: The conversations or a file cannot be read or written.
-        PolicyError: The model did not answer; chunks that are done stay.
+        ConfigError: `out` is another file, or a file cannot be written (`check_outputs`).
+        DataError: The conversations cannot be read, or there are too few to hold some out.
     """
     log = out.with_suffix(".asked.jsonl")
     check_outputs(out, held_out, [data, *([options["data"]] if "data" in options else [])])
@@ -250,7 +244,30 @@ def ask_file(
         )
     tasks = [with_turn_ids(part) for task in load_tasks(data, **options) for part in _split(task, split)]
     if held_out is not None:
-        hold_out(tasks)  # refuses before the model is asked
+        hold_out(tasks)
+    return tasks
+
+
+def ask_file(
+    tasks: Sequence[Task], asker: Asker, out: Path, held_out: Path | None = None
+) -> tuple[list[Task], list[AskedChunk]]:
+    """Make the questions of conversations and write them as a task file.
+
+    Args:
+        tasks: Conversations (`load_conversations`).
+        asker: Who asks.
+        out: The task file, `NAME.jsonl`.
+        held_out: File for a fifth of the tasks; `out` gets the others.
+
+    Returns:
+        The tasks that have questions, and the results of all chunks.
+
+    Raises:
+        ConfigError: Another process writes `out`.
+        DataError: A file cannot be read or written.
+        PolicyError: The model did not answer; chunks that are done stay.
+    """
+    log = out.with_suffix(".asked.jsonl")
     with lock_file(log, "another memalpha data ask", ConfigError), show_progress("chunks") as report:
         results = ask_tasks(tasks, asker, log, progress=lambda done, total: report("asking", done, total))
     asked = []

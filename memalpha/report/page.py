@@ -190,7 +190,10 @@ class RunPage:
         return f"its process ({start['pid']}) is gone" if is_here and not _is_alive(start["pid"]) else ""
 
     def _metrics(self) -> list[dict[str, Any]]:
-        return _read_lines(self.folder / "metrics.jsonl")
+        lines = _read_lines(path := self.folder / "metrics.jsonl")
+        if without := [number for number, line in enumerate(lines, 1) if not isinstance(line.get("step"), int)]:
+            raise DataError(f"{path}:{without[0]}: step: is missing or no number: no line that a run wrote")
+        return lines
 
     def _start_validation(self) -> dict[str, float]:
         """Return the validation metrics of the start weights; {} if the run did not validate or lost its checkpoints.

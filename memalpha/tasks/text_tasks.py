@@ -268,7 +268,7 @@ def _read_own_file(path: Path) -> Iterator[dict[str, Any]]:
 def _tasks(
     rows: Dataset | Rows, columns: Mapping[str, str], label: str, name: str, category: str | None = None
 ) -> list[TextTask]:
-    tasks = []
+    tasks, row_of_id = [], dict[str, int]()
     for number, row in enumerate(map(dict[str, Any], rows)):
         renamed = {**row}
         for our_name, column in columns.items():
@@ -285,6 +285,8 @@ def _tasks(
         row_category = None if row_category in (None, "") else str(row_category)
         row_id = renamed.pop("id", None)
         id = f"{label}-{number}" if row_id in (None, "") else str(row_id)
+        if (other := row_of_id.setdefault(id, number)) != number:
+            raise DataError(f"{name}: row {number}: id {id!r} is that of row {other} too: ids are unique")
         try:
             tasks.append(TextTask(id=id, prompt=prompt, columns=renamed, category=row_category))
         except ValidationError as error:

@@ -113,7 +113,8 @@ def test_without_extras(is_installed, tmp_path):
 
 
 def test_what_needs_no_torch_is_refused_before_torch_loads(tmp_path: Path) -> None:
-    (tmp_path / "empty.txt").write_text("")
+    for name in ("empty.txt", "empty.jsonl"):
+        (tmp_path / name).write_text("")
     (tmp_path / "blank.txt").write_text(" \n\n")
     tasks = load_tasks("synthetic", limit=6)
     no_gold = [task.model_copy(update={"gold_operations": ()}) for task in tasks]
@@ -134,6 +135,7 @@ def test_what_needs_no_torch_is_refused_before_torch_loads(tmp_path: Path) -> No
         ("sft", "data=no-gold.jsonl", "source=erl"): teacher,
         ("sft", "data=held-out-without-gold.jsonl", "source=nothing"): "source: 'nothing' is none",
         ("sft", "source=missing.jsonl"): teacher,
+        ("sft", "source=empty.jsonl"): "source: empty.jsonl is empty",
         ("sft", "source=run"): "only a run with keep_tokens=true writes it",
         ("run",): "run holds no config.yaml",
         ("demo", "max_steps=60"): "set schedule_steps=60",

@@ -11,7 +11,7 @@ from tiny import tiny_policy
 from typer.testing import CliRunner
 
 from memalpha.cli.main import app
-from memalpha.errors import ConfigError
+from memalpha.errors import PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.report.page import write_report
 from memalpha.rewards.evaluate import evaluate_text
@@ -84,7 +84,7 @@ def test_the_page_shows_curves_categories_and_replies(trained: Path) -> None:
 def test_text_settings_of_other_configurations_are_none(trained: Path, tmp_path: Path) -> None:
     assert resolve_text_run("locomo", {}) is None and resolve_text_run("demo", {}) is None
     (tmp_path / "config.yaml").write_text((trained / "run" / "config.yaml").read_text())
-    with pytest.raises(ConfigError, match="has no checkpoints/best"):
+    with pytest.raises(PolicyError, match="without a checkpoint"):
         resolve_text_run(str(tmp_path), {})
 
 

@@ -11,7 +11,7 @@ from memalpha import load_tasks
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.qa import questions
-from memalpha.qa.questions import Asker, ask_file
+from memalpha.qa.questions import Asker, ask_file, load_conversations
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.text_files import lock_file
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
@@ -60,7 +60,9 @@ def asked(path, answer=reply, tasks=TASKS, **options):
     with StandIn(answer) as server:
         asker = Asker(load_policy(f"{server.url}#m"), **options)
         asker.name = "stand-in"  # its address differs from server to server
-        return *ask_file(str(path / "mine.jsonl"), asker, path / "questions.jsonl", options={}), server.bodies[1:]
+        out = path / "questions.jsonl"
+        tasks = load_conversations(str(path / "mine.jsonl"), out, options={})
+        return *ask_file(tasks, asker, out), server.bodies[1:]
 
 
 def test_questions_that_test_memory_are_kept(tmp_path):
@@ -153,15 +155,17 @@ def test_wrong_use_is_refused_in_words(tmp_path, memalpha):
     assert "two numbers are needed" in memalpha(*ask, tmp_path / "q.jsonl", "--price", "1")[2]
     question = Question(id="q", question="When?", answers=("Monday",))
     save_jsonl([TASKS[0].model_copy(update={"questions": (question,)})], tmp_path / "has.jsonl")
-    with StandIn(reply) as server, pytest.raises(DataError, match="--split is for conversations without"):
-        asker = Asker(load_policy(f"{server.url}#m"))
-        ask_file(str(tmp_path / "has.jsonl"), asker, tmp_path / "q.jsonl", options={}, split=1)
+    with pytest.raises(DataError, match="--split is for conversations without"):
+        load_conversations(str(tmp_path / "has.jsonl"), tmp_path / "q.jsonl", options={}, split=1)
     (tmp_path / "other.asked.jsonl").write_text('{"a": 1}\n')
     with StandIn(reply) as server, pytest.raises(DataError, match="not a line that memalpha data ask wrote"):
         asker = Asker(load_policy(f"{server.url}#m"))
-        ask_file(str(tmp_path / "mine.jsonl"), asker, tmp_path / "other.jsonl", options={})
+        ask_file(TASKS, asker, tmp_path / "other.jsonl")
     with pytest.raises(ConfigError):
-        ask_file(str(tmp_path / "mine.jsonl"), asker, tmp_path / "q.txt", options={})
+        load_conversations(str(tmp_path / "mine.jsonl"), tmp_path / "q.txt", options={})
+    for command in (("ask", "--out", tmp_path / "has.jsonl"), ("write", "--out", tmp_path / "rows.txt")):
+        told = memalpha("data", command[0], tmp_path / "mine.jsonl", "--policy", "not-there", *command[1:])[2]
+        assert "not-there" not in told and str(command[2]) in told  # the file is looked at before the model
 
 
 def test_the_command_makes_a_task_file_from_a_chat(tmp_path, memalpha):

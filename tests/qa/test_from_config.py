@@ -71,10 +71,15 @@ def test_a_synthetic_run_is_evaluated_on_its_held_out_world(tmp_path):
         )
 
 
-def test_a_run_without_a_best_checkpoint_is_refused(tmp_path):
+def test_a_run_without_a_best_checkpoint_takes_its_newest(tmp_path):
     run = run_directory(tmp_path / "run")
     (run / "checkpoints" / "best").rmdir()
-    with pytest.raises(ConfigError, match=r"no checkpoints/best.*name systems="):
+    with pytest.raises(PolicyError, match="without a checkpoint"):
+        load_run_settings(run)
+    (run / "checkpoints" / "step-4").mkdir()
+    assert load_run_settings(run).systems == (str(run / "checkpoints" / "step-4"),)
+    (run / "checkpoints" / "best").symlink_to("step-2")
+    with pytest.raises(PolicyError, match="best names step-2, which is not there: name another"):
         load_run_settings(run)
     assert load_run_settings(run, {"systems": ["tiny"]}).systems == ("tiny",)
 

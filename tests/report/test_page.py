@@ -145,9 +145,10 @@ def test_text_that_utf8_cannot_hold_is_shown_escaped(run: Path) -> None:
     assert "half \\ud800" in write_report(run).read_text(encoding="utf-8")
 
 
-def test_a_broken_line_is_named(run: Path) -> None:
+@pytest.mark.parametrize("line", ['{"step": 50,', '{"reward": 1}'])
+def test_a_broken_line_is_named(run: Path, line: str) -> None:
     with (run / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 50,\n')
+        file.write(line + "\n")
     with pytest.raises(DataError, match=r"metrics\.jsonl:51"):
         write_report(run)
 

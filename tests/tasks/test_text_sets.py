@@ -228,6 +228,13 @@ def test_invalid_prompts_are_refused(tmp_path: Path, line: dict, message: str) -
         load_text_tasks(tmp_path / "a.jsonl")
 
 
+def test_a_table_with_semicolons_is_read_and_an_id_names_one_row(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt;id\nx, y;1\nz;1\n")
+    assert load_text_tasks(tmp_path / "a.csv", limit=1)[0].prompt == "x, y"
+    with pytest.raises(DataError, match="row 1: id '1' is that of row 0 too"):
+        load_text_tasks(tmp_path / "a.csv")
+
+
 def test_a_category_of_0_is_one(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "x", "category": 0}\n{"prompt": "y", "category": null}\n')
     assert [task.category for task in load_text_tasks(tmp_path / "a.jsonl")] == ["0", None]

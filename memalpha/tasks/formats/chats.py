@@ -1,4 +1,4 @@
-"""Chats as chunks of a day each: chat messages, and exports of ChatGPT, Claude and WhatsApp, told apart by content.
+"""Chats as chunks of a day each: chat messages, and exports of six apps, told apart by content.
 
 **Chat messages** are `[{"role", "content", "name"?, "timestamp"?}]`, as chat APIs take and return them. The words of
 users and assistants are read. Messages of other roles (system, developer, tool, function) are left out. So are tool
@@ -9,6 +9,9 @@ and of the assistant, on the branch that the app shows. Left out are hidden and 
 results, thoughts, images and attached files. Times are UTC. Neither company publishes the format and both extend it, so
 unknown fields and kinds of content are skipped; what is needed must be there. No store holds a NUL or half of an emoji:
 each becomes U+FFFD.
+
+Of **Telegram** (`result.json`, "machine-readable JSON", of one chat or of all) and **Discord** (the JSON that
+DiscordChatExporter writes) the messages with words are read. A Slack export is refused with a word on converting it.
 
 **WhatsApp** on a phone writes two forms: `[24/05/2024, 21:05:09] Ana: text` (iOS) and `24/05/2024, 21:05 - Ana: text`
 (Android). Order, separators, seconds and the 12-hour clock follow the phone's language. A line without such a head
@@ -41,6 +44,9 @@ from memalpha.tasks.formats.files import pack_turns, require_field
 from memalpha.text_files import UTF_16, parse_json, parse_json_or_none, read_text, to_utf8
 from memalpha.types import Chunk, SpeakerTurn, Task, is_iso_time, parse_iso_time
 
+_AS_MESSAGES = (
+    'write its messages as a list: [{"role": "user", "name": "Ana", "content": "Hi", "timestamp": "2024-05-01T10:30"}]'
+)
 _SUFFIXES = (".txt", ".json", ".zip")
 """Endings of files in a folder of chats; an archive is refused with a word on unpacking it."""
 
@@ -62,7 +68,7 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
     """
     tasks = _load_chats(path, dates)
     if tasks is None and path.suffix.lower() == ".txt" and path.is_file():
-        raise DataError(f"{path}:1: {NO_CHAT}: {OTHER_TEXTS}")
+        raise DataError(f"{path}:1: {NO_CHAT}: {OTHER_TEXTS}" if read_text(path).strip() else f"{path}: is empty")
     return tasks
 
 
@@ -161,7 +167,7 @@ def _visible_files(path: Path) -> list[Path]:
 def load_exports(
     path: Path, *, dates: str | None = None, size: int = CHUNK, exact_times: bool = False
 ) -> list[Task] | None:
-    """Return the conversations that WhatsApp, ChatGPT or Claude exported; None for a file of another kind.
+    """Return the conversations that an app exported; None for a file of another kind.
 
     Args:
         path: The file.
@@ -181,9 +187,15 @@ def load_exports(
     value = parse_json_or_none(text)
     items = value if isinstance(value, list) else [value]
     first = next((item for item in items if isinstance(item, Mapping)), {})
-    if "mapping" not in first and "chat_messages" not in first:
-        return None
-    return load_assistant_export(value, path, size, exact_times=exact_times)
+    if "mapping" in first or "chat_messages" in first:
+        return load_assistant_export(value, path, size, exact_times=exact_times)
+    if "ts" in first and "user" in first:
+        raise DataError(f"{path}: a day of a Slack export, which names its people by ids: {_AS_MESSAGES}")
+    if "conversations" in first and "chunks" not in first:
+        raise DataError(f"{path}: conversations in the form of ShareGPT: {_AS_MESSAGES}")
+    if isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or is_messenger_export(value)):
+        return load_messenger_export(value, path, size, exact_times=exact_times)
+    return None
 
 
 def with_turn_ids(task: Task) -> Task:
@@ -251,6 +263,61 @@ def load_assistant_export(value: object, path: Path, size: int = CHUNK, *, exact
     if not tasks:
         raise DataError(f"{path}: no conversation has words of a user or an assistant: there is nothing to read")
     return list(tasks.values())
+
+
+def is_messenger_export(value: Mapping[str, Any]) -> bool:
+    """Return True for a chat of Telegram or Discord: messages with a date and an author instead of a role."""
+    items = value.get("messages")
+    first = items[0] if isinstance(items, list) and items and isinstance(items[0], Mapping) else {}
+    return "role" not in first and (first.keys() > {"date", "text"} or first.keys() > {"author", "content"})
+
+
+def load_messenger_export(
+    value: Mapping[str, Any], path: Path, size: int = CHUNK, *, exact_times: bool = False
+) -> list[Task]:
+    """Return the chats of Telegram or Discord that hold words as tasks without questions.
+
+    Args:
+        value: The parsed JSON: a chat, or all chats of Telegram.
+        path: Its file, for error messages.
+        size: Most characters of a chunk.
+        exact_times: A chunk holds the utterances of one timestamp, not of a day.
+
+    Raises:
+        DataError: A field is missing or of another kind; the error names file, message and field.
+    """
+    every = value.get("chats")
+    chats = require_field(every, "list", list, f"{path}: chats") if every is not None else [value]
+    tasks = []
+    for index, chat in enumerate(chats):
+        where = f"{path}: " + (f"chats.list[{index}]." if every is not None else "")
+        left_out, messages, located = Counter[str](), [], enumerate(require_field(chat, "messages", list, where))
+        for number, message in located:
+            place = f"{where}messages[{number}]"
+            if not isinstance(message, Mapping):
+                raise DataError(f"{place}: a message is an object, not {type(message).__name__}")
+            author = require_field(message, "author", dict, place) if "author" in message else {}
+            text = message.get("content" if author else "text")
+            parts = text if isinstance(text, list) else [text]  # Telegram's links, names and bold words are objects
+            text = "".join(
+                part if isinstance(part, str) else require_field(part, "text", str, place) for part in parts if part
+            )
+            kind = "notices" if message.get("type") not in ("message", "Default", "Reply") else "media"
+            if kind == "notices" or not text.strip():
+                left_out[kind] += 1
+                continue
+            name = author.get("nickname") or author.get("name") or message.get("from") or "Deleted account"
+            date = message.get("timestamp" if author else "date")
+            messages.append({"role": "user", "name": " ".join(str(name).split()), "content": text, "timestamp": date})
+        chunks = chunk_messages(messages, size=size, location=f"{where}messages", exact_times=exact_times)
+        id = path.stem if every is None else f"{chat.get('name') or 'chat'}-{chat.get('id', index)}"
+        source = "telegram" if "guild" not in chat else "discord"
+        tasks += (
+            [Task(id=id, chunks=tuple(chunks), meta={"source": source} | _left_out_meta(left_out))] if chunks else []
+        )
+    if not tasks:
+        raise DataError(f"{path}: no message has words: there is nothing to read")
+    return tasks
 
 
 def _read_chatgpt(conversation: Mapping[str, Any], location: str, left_out: Counter[str]) -> Iterator[_Utterance]:

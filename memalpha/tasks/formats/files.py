@@ -18,7 +18,7 @@ from typing import IO, Any
 import yaml
 from pydantic import ValidationError
 
-from memalpha.arguments import check_count, check_path, check_seed
+from memalpha.arguments import check_count, check_path, check_seed, finite_float
 from memalpha.errors import DataError, install_command
 from memalpha.text_files import UTF_16, parse_json, read_text, refuse_packed, unique_keys
 from memalpha.types import Chunk, SpeakerTurn, Task
@@ -246,7 +246,7 @@ def iter_csv_rows(
     Args:
         path: UTF-8 file with a header.
         columns: Columns that the header must have.
-        separator: Character between two fields.
+        separator: Character between two fields; of a header without it, a semicolon or a tab.
 
     Raises:
         DataError: The file cannot be read, a column is missing or named twice, a row has another length or holds a NUL.
@@ -255,7 +255,10 @@ def iter_csv_rows(
     line = 1
     try:
         with open_text(path) as stream:
-            rows = csv.reader(stream, strict=True, delimiter=separator)
+            first_line = stream.readline()
+            stream.seek(0)
+            mark = next((mark for mark in (separator, ";", "\t") if mark in first_line), separator)
+            rows = csv.reader(stream, strict=True, delimiter=mark)
             header = next(rows, [])
             if missing := [name for name in columns if name not in header]:
                 raise DataError(f"{path}: no column {missing[0]!r} in its first line: {', '.join(header)}")
@@ -334,7 +337,7 @@ def _decode_item(buffer: str, stream: Any, path: Path, number: int) -> tuple[Any
     Returns:
         The item, and the rest of the buffer.
     """
-    decoder = json.JSONDecoder(object_pairs_hook=unique_keys)
+    decoder = json.JSONDecoder(object_pairs_hook=unique_keys, parse_float=finite_float)
     while True:
         try:
             value, end = decoder.raw_decode(buffer)

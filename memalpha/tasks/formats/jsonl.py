@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from memalpha.arguments import check_target, unique_keys
+from memalpha.arguments import check_target, finite_float, unique_keys
 from memalpha.errors import DataError, install_command
-from memalpha.text_files import parse_json_or_none, to_utf8
+from memalpha.text_files import split_json_items
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
 
 _MODELS: dict[str, type[BaseModel]] = {
@@ -37,44 +37,33 @@ _MAX_ERRORS = 3  # errors of one line that a message lists
 
 
 def load_jsonl(path: str | Path) -> list[Task]:
-    """Load all tasks of a file, in its order.
+    """Load all tasks of a file, in its order: a task a line, or one JSON list of tasks.
 
     Raises:
         DataError: A line is no valid task; the message names `file:line` and the field. Unknown and repeated keys, NaN,
             empty ids and texts, unknown evidence, dates that are not ISO 8601 and gold operations that end a fact which
-            does not hold are refused too. So are repeated task ids, a file that is one JSON value, and a file without a
-            task.
+            does not hold are refused too. So are repeated task ids and a file without a task.
     """
     path = Path(path)
     try:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}): give the path of a JSON Lines file") from error
-    # Not splitlines(): JSON strings may hold U+2028 and the like.
-    lines = enumerate(to_utf8(data, str(path)).split(b"\n"), start=1)
-    try:
-        tasks = _parse_unique(((f"{path}:{number}", f"on line {number}", raw) for number, raw in lines if raw.strip()))
-    except DataError:
-        value = parse_json_or_none(data)
-        if isinstance(value, list) or (value is not None and b"\n" in data.strip()):
-            raise DataError(
-                f"{path}: one JSON value, not JSON Lines: write one task a line, an object without line breaks"
-            ) from None
-        raise
+    tasks = _parse_unique(split_json_items(data, str(path)))
     if not tasks:
         raise DataError(f"{path}: holds no task: write one JSON object a line")
     return tasks
 
 
-def _parse_unique(items: Iterable[tuple[str, str, bytes]]) -> list[Task]:
-    """Return the tasks of (location, its words in a sentence, JSON), whose ids must differ."""
+def _parse_unique(items: Iterable[tuple[str, bytes]]) -> list[Task]:
+    """Return the tasks of (location, JSON), whose ids must differ."""
     places: dict[str, str] = {}
     tasks = []
-    for location, words, raw in items:
+    for location, raw in items:
         tasks.append(task := parse_task(raw, location))
         if task.id in places:
-            raise DataError(f"{location}: id: task {task.id!r} is already {places[task.id]}: ids are unique")
-        places[task.id] = words
+            raise DataError(f"{location}: id: task {task.id!r} is at {places[task.id]} already: ids are unique")
+        places[task.id] = location
     return tasks
 
 
@@ -170,7 +159,7 @@ def parse_task(raw: bytes, location: str) -> Task:
         raw.decode()
         task = Task.model_validate_json(raw)
         # A second, stricter look: pydantic lets the last of two equal keys win and reads NaN.
-        json.loads(raw, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
+        json.loads(raw, object_pairs_hook=unique_keys, parse_constant=_refuse_constant, parse_float=finite_float)
     except ValidationError as error:
         items = error.errors()
         descriptions = "; ".join(_describe(item) for item in items[:_MAX_ERRORS])
@@ -287,8 +276,7 @@ def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Task]:
     Raises:
         DataError: A row is no task; names its number, from 0, and the field. There is none, or two have one id.
     """
-    located = ((f"row {n}", f"in row {n}", json.dumps(_drop_empty(row)).encode()) for n, row in enumerate(rows))
-    tasks = _parse_unique(located)
+    tasks = _parse_unique((f"row {n}", json.dumps(_drop_empty(row)).encode()) for n, row in enumerate(rows))
     if not tasks:
         raise DataError("the data set holds no row")
     return tasks

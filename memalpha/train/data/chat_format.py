@@ -19,7 +19,7 @@ from memalpha.agent.parsing import from_openai
 from memalpha.agent.replies import format_calls, parse_reply
 from memalpha.errors import DataError, PolicyError
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.text_files import parse_json, to_utf8
+from memalpha.text_files import parse_json, split_json_items
 from memalpha.types import ToolCall
 
 
@@ -48,16 +48,15 @@ _TOOLS = TypeAdapter(list[_Function])
 
 
 def read_lines(path: Path) -> list[tuple[str, bytes]]:
-    """Read the lines that are not blank as (file:line, bytes).
+    """Read the lines that are not blank as (file:line, bytes), or the rows of one JSON list.
 
     Raises:
         DataError: The file cannot be read or has no such line.
     """
     try:
-        data = to_utf8(path.read_bytes(), str(path))
+        lines = split_json_items(path.read_bytes(), str(path))
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    lines = [(f"{path}:{line_number}", line) for line_number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     if not lines:
         raise DataError(f"{path}: holds no line")
     return lines

@@ -206,9 +206,7 @@ def check_inputs(config: AnyTraining) -> None:
         if path is None or str(path) in MODULES:
             continue
         if Path(path).is_file():
-            with suppress(OSError), Path(path).open("rb") as file:  # the trainer's message says why
-                if not any(map(bytes.strip, file)):
-                    raise DataError(f"{key}: {path} is empty")
+            _refuse_empty(key, Path(path))
         elif isinstance(config, RunConfig) and not Path(path).is_dir():
             load_tasks(path)  # raises: it says what the name could mean
         elif Path(path).suffix == ".jsonl":
@@ -220,13 +218,27 @@ def check_inputs(config: AnyTraining) -> None:
             check_gold([*source.file_tasks, *source.validation], config)
 
 
+def _refuse_empty(key: str, path: Path) -> None:
+    with suppress(OSError), path.open("rb") as file:  # the trainer's message says why
+        if not any(map(bytes.strip, file)):
+            raise DataError(f"{key}: {path} is empty")
+
+
 def check_source(source: str, *, is_resuming: bool) -> None:
-    """Raise `ConfigError` unless `source` names rows or a way to make them; a resumed run has its rows already."""
+    """Check that `source` names rows or a way to make them; a resumed run has its rows already.
+
+    Raises:
+        ConfigError: It names neither.
+        DataError: It is an empty file.
+    """
     path = Path(source)
     if source in ("gold", "best", "erl") or source.startswith("scripted:"):
         return
     if path.suffix == ".jsonl":
-        if not path.is_file() and not is_resuming:
+        if is_resuming:
+            return
+        _refuse_empty("source", path)
+        if not path.is_file():
             raise ConfigError(
                 f"source: {source}: there is no such file: memalpha data write TASKS --policy POLICY --out {source} "
                 "makes one"

@@ -16,7 +16,7 @@ from memalpha.config.rewards import RewardSettings
 from memalpha.environments.engine import RolloutEngine
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy
-from memalpha.policy.load import load_policy
+from memalpha.policy.load import load_policy, resolve_checkpoint
 from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.report import Report, make_result_folder
 from memalpha.rewards.environments import TextGeneration, read_part
@@ -197,7 +197,7 @@ def resolve_text_run(name: str, overrides: Mapping[str, Any]) -> tuple[TextConfi
         Configuration, output directory (None: write nothing) and name of the policy; None if `name` is no text run.
 
     Raises:
-        ConfigError: The directory has no best checkpoint yet.
+        PolicyError: The directory has no checkpoint, or the best one is gone.
     """
     keys = dict(overrides)
     run_config = Path(name) / "config.yaml"
@@ -210,10 +210,7 @@ def resolve_text_run(name: str, overrides: Mapping[str, Any]) -> tuple[TextConfi
     out = keys.pop("out", None)
     label = str(keys["policy"]) if "policy" in keys else None
     if run_config.is_file() and label is None:
-        best = Path(name) / "checkpoints" / "best"
-        if not best.is_dir():
-            raise ConfigError(f"{name} has no checkpoints/best: validate in training, or name policy=CHECKPOINT")
-        keys["policy"], label = str(best), TRAINED_NAME
+        keys["policy"], label = str(resolve_checkpoint(Path(name))), TRAINED_NAME
     if "out" not in read_config(source):
         keys["out"] = out or "runs"  # a run needs one; results go to the argument alone
     config = training_config(source, keys)

@@ -377,15 +377,18 @@ class RunDirectory:
                 for line in lines:
                     file.write(json.dumps(line) + "\n")
 
-    def truncate(self, name: str, step: int) -> None:
+    def truncate(self, name: str, step: int) -> int:
         """Remove lines of step `step` and later, and a last line that a kill left incomplete.
+
+        Returns:
+            The number of lines that stay.
 
         Raises:
             CheckpointError: Another line is not a JSON object with a step.
         """
         path = self.path / name
         if not path.exists():
-            return
+            return 0
         lines = path.read_bytes().split(b"\n")  # bytes: an incomplete line may end within a character
         while lines and not lines[-1]:
             lines.pop()
@@ -403,6 +406,7 @@ class RunDirectory:
             if line_step < step:
                 kept_lines.append(line + b"\n")
         write_bytes(path, b"".join(kept_lines))
+        return len(kept_lines)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Load the JSON object in the file `name`.

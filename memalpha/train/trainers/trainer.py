@@ -36,6 +36,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from memalpha.arguments import counted
 from memalpha.config import LearnerConfig, ReinforcementConfig
 from memalpha.config.learner import RolloutConfig
 from memalpha.errors import CheckpointError, ConfigError, PolicyError, TrainingError
@@ -437,7 +438,9 @@ class Trainer:
 
     def _reset_files(self, step: int, stop: int) -> None:
         """Truncate the logs to `step`, write the settings and repair the link to the best checkpoint."""
-        for name in ("metrics.jsonl", *self.training_step.log_files):
+        if (lines := self.directory.truncate("metrics.jsonl", step)) < step:
+            self.display.log(f"metrics.jsonl holds {lines} of {counted(step, 'step')}: the curves lack the others")
+        for name in self.training_step.log_files:
             self.directory.truncate(name, step)
         self.directory.truncate("starts.jsonl", sys.maxsize)
         (self.directory.path / STOP_FILE).unlink(missing_ok=True)

@@ -137,12 +137,14 @@ def test_bad_line_is_refused_with_file_line_and_field(tmp_path, change, says):
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_a_single_json_value_is_recognized(tmp_path, indent):
+def test_a_list_of_tasks_is_read_as_well(tmp_path, indent):
     path = tmp_path / "tasks.json"
-    for value in [[GOOD, {**GOOD, "id": "b"}], *([GOOD] if indent else [])]:
+    for value in [[GOOD, {**GOOD, "id": "b"}], GOOD]:
         path.write_text(json.dumps(value, indent=indent) + "\n")
-        with pytest.raises(DataError, match=r"tasks\.json: one JSON value, .* one task a line"):
-            load_jsonl(path)
+        assert [task.id for task in load_jsonl(path)] == ["a", "b"][: len(value) if isinstance(value, list) else 1]
+    path.write_text(json.dumps([GOOD, {**GOOD, "id": "b", "questions": 3}], indent=indent))
+    with pytest.raises(DataError, match=r"tasks\.json: row 1: questions"):
+        load_jsonl(path)
 
 
 def test_evidence_of_a_task_without_turn_ids_is_free(tmp_path):
@@ -200,8 +202,11 @@ def test_repeated_turn_id_key_and_task_id_are_refused(tmp_path):
     path.write_text('{"id": "a", "id": "b", "chunks": [{"text": "x"}]}')
     with pytest.raises(DataError, match=r"tasks\.jsonl:1: id: the key occurs twice"):
         load_jsonl(path)
+    path.write_text('{"id": "a", "chunks": [{"text": "x"}], "meta": {"x": 1e400}}')
+    with pytest.raises(DataError, match=r"tasks\.jsonl:1: 1e400 is too large"):
+        load_jsonl(path)
     path.write_text((json.dumps(GOOD) + "\n") * 2)
-    with pytest.raises(DataError, match=r"tasks\.jsonl:2: id: task 'a' is already on line 1"):
+    with pytest.raises(DataError, match=r"tasks\.jsonl:2: id: task 'a' is at .*tasks.jsonl:1 already"):
         load_jsonl(path)
 
 
@@ -304,7 +309,7 @@ def test_datasets_of_others_are_read_or_refused_by_row():
 
     assert load_tasks(rows(meta={"split": "train"}))[1].meta == {"split": "train"}
     refusals = {
-        r"row 1: id: task 'a' is already in row 0": rows(id="a"),
+        r"row 1: id: task 'a' is at row 0 already": rows(id="a"),
         r"row 1: meta: ": rows(meta="no JSON"),
         r"row 1: speaker: unknown key": rows(speaker="Ana"),
         r"holds no row": rows().select([]),

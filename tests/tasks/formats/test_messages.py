@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from memalpha import load_tasks
 from memalpha.errors import DataError
 from memalpha.tasks.formats.chats import chunk_messages, is_message_file, load_messages
 
@@ -98,3 +99,48 @@ def test_files_of_messages(tmp_path: Path):
     with pytest.raises(DataError, match=r"chat\.json: a list of messages is needed"):
         load_messages(value)
     assert not is_message_file(tmp_path / "missing.jsonl") and not is_message_file(value)
+
+
+def telegram(*messages, **fields):
+    return {"name": "Ana", "type": "personal_chat", "id": 7, "messages": list(messages), **fields}
+
+
+def post(text, **fields):
+    return {"id": 1, "type": "message", "date": "2024-05-01T10:00:00", "from": "Ana", "text": text, **fields}
+
+
+def test_chats_of_telegram_and_discord(tmp_path):
+    file = tmp_path / "result.json"
+    link = ["see ", {"type": "link", "text": "http://x"}]
+    chat = telegram(post(link), post("", photo="p.jpg"), post("", type="service"), post("Yes", **{"from": None}))
+    file.write_text(json.dumps(chat))
+    [task] = load_tasks(file)
+    assert [(turn.speaker, turn.text) for turn in task.chunks[0].turns] == [
+        ("Ana", "see http://x"), ("Deleted account", "Yes")
+    ]  # fmt: skip
+    assert task.chunks[0].timestamp == "2024-05-01T10:00:00"
+    assert task.meta == {"source": "telegram", "left_out": {"notices": 1, "media": 1}}
+    file.write_text(json.dumps({"chats": {"list": [chat, telegram(post("Hi"), id=8), telegram(post(""), id=9)]}}))
+    assert [task.id for task in load_tasks(file)] == ["Ana-7", "Ana-8"]
+    said = {"type": "Default", "timestamp": "2024-05-01T10:00:00+00:00", "content": "hi", "author": {"name": "bo"}}
+    file.write_text(json.dumps({"guild": {}, "channel": {}, "messages": [said, {**said, "type": "GuildMemberJoin"}]}))
+    [task] = load_tasks(file)
+    assert [turn.speaker for turn in task.chunks[0].turns] == ["bo"] and task.meta["source"] == "discord"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (telegram(post("hi"), 7), r"messages\[1\]: a message is an object"),
+        (telegram(post([{"type": "bold"}])), r"messages\[0\]: field 'text' is missing"),
+        (telegram(post("hi", date=5)), r"messages\[0\]\.timestamp: 5 is no ISO 8601"),
+        (telegram(post("")), "no message has words"),
+        ([{"type": "message", "user": "U1", "text": "hi", "ts": "1355517523.0"}], "Slack export.*write its messages"),
+        ([{"conversations": [{"from": "human", "value": "hi"}]}], "ShareGPT: write its messages as a list"),
+    ],
+)
+def test_an_export_that_cannot_be_read_says_why(tmp_path, value, says):
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(value))
+    with pytest.raises(DataError, match=says):
+        load_tasks(file)

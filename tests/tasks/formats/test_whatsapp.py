@@ -116,6 +116,7 @@ def test_the_order_of_dates_is_decided_over_the_whole_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
+        ("\n", {}, r"chat\.txt: is empty"),
         ("Dear diary", {}, r"chat\.txt:1: no message of a chat export"),
         ("24/05/2024, 21:05 - Ana: a\n31/02/2024, 21:05 - Ana: b", {}, r"chat\.txt:2: there is no date 31/02/2024"),
         ("24/05/2024, 21:05 - Ana: a", {"dates": "month-first"}, r"chat\.txt:1: there is no date 24/05/2024"),

@@ -280,6 +280,18 @@ def test_a_bad_line_is_named(tmp_path, line, told):
         load_rows(path, policy())
 
 
+def test_a_json_list_of_rows_is_read(tmp_path):
+    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "c"}]
+    (tmp_path / "mine.json").write_text(json.dumps(rows, indent=1))
+    assert [said(row.completion_ids) for [row] in load_rows(tmp_path / "mine.json", policy())] == [
+        "b<|end|>",
+        "c<|end|>",
+    ]
+    (tmp_path / "mine.json").write_text(json.dumps([rows[0], {"prompt": "a"}]))
+    with pytest.raises(DataError, match=r"mine\.json: row 1: completion: missing"):
+        load_rows(tmp_path / "mine.json", policy())
+
+
 def test_rows_in_utf_16_are_read(tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"prompt": "a", "completion": "\u00e9"}\n', encoding="utf-16")
     [[row]] = load_rows(tmp_path / "mine.jsonl", policy())

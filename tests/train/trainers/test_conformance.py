@@ -149,8 +149,10 @@ def test_ctrl_c_leaves_a_checkpoint_that_resumes(whole, tmp_path, capfd):
     assert not (stopped.out / "summary.json").exists()
     starts = stopped.out / "starts.jsonl"
     starts.write_bytes(starts.read_bytes()[:-9])  # as a full disk may leave it
+    (stopped.out / "metrics.jsonl").unlink()
     train(stopped, **python_inputs(stopped))
-    assert "step 4/4" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "step 4/4" in told and "metrics.jsonl holds 0 of " in told
     assert_same_end(whole.out, stopped.out)
     assert len(lines(starts)) == 1
 
