@@ -23,8 +23,8 @@ RANDOM = {"stop_unreadable": False}  # random weights write no call and no end
 STEPS = {"schedule_steps": 4, "warmup_steps": 1, "validate_every": 2, "save_every": 2, "learning_rate": 1e-2}
 MEMORY = {
     "agent": AGENT,
-    "group_size": 3,
-    "tasks_per_step": 2,
+    "group_size": 2,
+    "tasks_per_step": 1,
     "eval_tasks": 1,
     "validation_tasks": 1,
     **RANDOM,

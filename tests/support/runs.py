@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -31,24 +29,6 @@ def weights(run: Path, step: int, name: str = "model") -> dict[str, torch.Tensor
 
 def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
-
-
-def killed_at(config: LearnerConfig, step: int) -> None:
-    """Start the run in its own process and kill it once the checkpoint of `step` exists."""
-    kind, path = type(config).__name__, Path(f"{config.out}.json")
-    path.write_text(config.model_dump_json())
-    code = (
-        f"import sys; from memalpha.train.api import train; from memalpha.config import {kind};"
-        f"train({kind}.model_validate_json(open(sys.argv[1]).read()))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(path)], stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not (config.out / "checkpoints" / f"step-{step}").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.005)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (config.out / "summary.json").exists()
 
 
 def interrupted(config: LearnerConfig, number: signal.Signals = signal.SIGINT, **inputs) -> None:

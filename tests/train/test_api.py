@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from run_kinds import small_config
-from runs import interrupted, killed_at, lines, same, weights
+from runs import interrupted, lines, same, weights
 from safetensors.torch import load_file, save_file
 from tiny import exact_logprobs
 from transformers import AutoModelForCausalLM
@@ -26,15 +26,13 @@ from memalpha.train.api import train
 from memalpha.train.trainers import trainer
 from memalpha.train.trainers.memory_rl import MemoryEvaluations
 
-FEW = {"tasks_per_step": 1, "group_size": 2}
-"""Rollouts of a step where it is not about them."""
-
 
 @pytest.fixture(scope="module")
 def whole(policy_path, tmp_path_factory):
     """Return the configuration and the summary of a run in one go that keeps its tokens."""
     folder = tmp_path_factory.mktemp("whole")
-    settings = small_config(TrainConfig, policy_path, folder, keep_tokens=True, temperature=0.9, eval_tasks=3)
+    changes = {"keep_tokens": True, "temperature": 0.9, "eval_tasks": 3, "tasks_per_step": 2, "group_size": 3}
+    settings = small_config(TrainConfig, policy_path, folder, **changes)
     return settings, train(settings)
 
 
@@ -70,19 +68,6 @@ def test_turns_are_reproduced_from_the_checkpoint_of_their_step(whole):
             assert torch.allclose(torch.tensor(turn["logprobs"], dtype=torch.float64), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.slow  # CI runs it
-def test_killed_and_started_again_equals_one_go(whole, tmp_path):
-    killed = whole[0].model_copy(update={"out": tmp_path / "killed"})
-    killed_at(killed, 2)
-    with (killed.out / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 3, "half')  # what a kill inside a write leaves
-    train(killed)
-    assert same(weights(whole[0].out, 4), weights(killed.out, 4))
-    assert same(*(load_file(run / "checkpoints/step-4/optimizer.safetensors") for run in (whole[0].out, killed.out)))
-    assert [line["step"] for line in lines(killed.out / "metrics.jsonl")] == [0, 1, 2, 3]
-    assert not list((killed.out / "checkpoints").glob(".*"))
-
-
 def rate_validations(monkeypatch, accuracies: dict[int, float]) -> None:
     """Let validations find these accuracies by step (0.2 where none is given)."""
     validate = MemoryEvaluations.validate
@@ -96,7 +81,7 @@ def rate_validations(monkeypatch, accuracies: dict[int, float]) -> None:
 
 
 def test_ctrl_c_while_resuming_keeps_the_best(small, monkeypatch):
-    settings = small(keep_checkpoints=1, max_steps=3, **FEW)
+    settings = small(keep_checkpoints=1, max_steps=3)
     rate_validations(monkeypatch, {0: 0.9})
     train(settings)
     checkpoints = settings.out / "checkpoints"
@@ -143,13 +128,13 @@ def test_a_run_goes_on_from_the_start_it_had(small, policy_path, tmp_path):
 def test_the_best_step_is_evaluated_wherever_one_stopped(small, monkeypatch, tmp_path):
     accuracies = {2: 0.5, 4: 0.4}
     rate_validations(monkeypatch, accuracies)
-    whole = small(out=str(tmp_path / "whole"), keep_checkpoints=1, **FEW)
+    whole = small(out=str(tmp_path / "whole"), keep_checkpoints=1)
     one_go = train(whole)
     assert one_go["best_step"] == 2
     assert {path.name for path in (whole.out / "checkpoints").iterdir()} == {"step-2", "step-4", "best"}
     for at_three, best_at_three in ((0.9, 3), (0.1, 2)):
         accuracies[3] = at_three
-        parts = small(out=str(tmp_path / f"parts {at_three}"), keep_checkpoints=1, **FEW)
+        parts = small(out=str(tmp_path / f"parts {at_three}"), keep_checkpoints=1)
         stopped = train(parts, max_steps=3)
         assert stopped["best_step"] == best_at_three, "the end of a run counts for that run"
         assert (parts.out / "checkpoints" / "best").resolve().name == f"step-{best_at_three}"
@@ -160,7 +145,7 @@ def test_the_best_step_is_evaluated_wherever_one_stopped(small, monkeypatch, tmp
 
 def test_a_run_out_of_time_stops_with_its_evaluation_and_resumes(small, monkeypatch):
     rate_validations(monkeypatch, {1: 0.8, 2: 0.9})
-    steps = {"schedule_steps": 3, "save_every": 100, "validate_every": 100, **FEW}
+    steps = {"schedule_steps": 3, "save_every": 100, "validate_every": 100}
     settings = small(**steps, max_minutes=1e-9)
     for step in (1, 2):
         summary = train(settings)
@@ -213,7 +198,7 @@ def test_ignored_signals_and_handlers_of_others_stay():
 
 def test_sigterm_saves_as_ctrl_c_does(small):
     """Schedulers and `docker stop` send it."""
-    settings = small(max_steps=50, schedule_steps=50, save_every=50, **FEW)
+    settings = small(max_steps=50, schedule_steps=50, save_every=50)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     interrupted(settings, signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

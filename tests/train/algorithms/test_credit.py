@@ -211,8 +211,8 @@ def test_real_rollouts_are_credited_in_any_order(kind):
 
 
 def test_a_written_advantage_is_the_turn_s_without_its_calls_also_of_a_reply_that_was_cut(tmp_path):
-    short = {"tasks_per_step": 2, "eval_tasks": 1, "validation_tasks": 1, "agent": {"max_new_tokens": 12}}
-    train("demo", out=tmp_path / "run", max_steps=1, reward={"credit": "calls"}, **short)
+    short = {"max_steps": 1, "tasks_per_step": 1, "group_size": 4, "eval_tasks": 1, "validation_tasks": 1}
+    train("demo", out=tmp_path / "run", reward={"credit": "calls"}, agent={"max_new_tokens": 12}, **short)
     of_turns: dict[tuple[str, int], list[float]] = {}
     rollouts = lines(tmp_path / "run" / "trajectories.jsonl")
     turns = [(line["task"], turn) for line in rollouts for turn in line["turns"]]

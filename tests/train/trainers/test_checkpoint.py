@@ -109,7 +109,7 @@ def logits(model) -> torch.Tensor:
 
 def test_where_adapters_train_a_checkpoint_holds_nothing_else(small, policy_path, tmp_path):
     """Read by peft itself, by load_policy, and as the start of further runs, of adapters or of all weights."""
-    first = small(lora={"r": 2}, max_steps=2, sample_dtype="float64")
+    first = small(lora={"r": 2}, max_steps=2, group_size=3, sample_dtype="float64")
     train(first)
     folder = RunDirectory(first.out).checkpoint(2)
     assert {path.name for path in folder.iterdir()} >= {

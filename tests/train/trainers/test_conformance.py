@@ -19,7 +19,7 @@ from memalpha.train.api import train
 
 ERL = {"algorithm": 1, "reward_threshold": 0.01, "reflection_tokens": 8}
 KINDS: dict[str, tuple[type[LearnerConfig], dict[str, Any]]] = {
-    "memory": (TrainConfig, {"keep_tokens": True}),
+    "memory": (TrainConfig, {}),
     "memory, chunk groups": (
         TrainConfig,
         {"groups": "chunk", "conversation_share": 0.5, "tasks_per_step": 2, "target_kl": 1e-4, "staleness": 1},
@@ -50,7 +50,7 @@ KINDS: dict[str, tuple[type[LearnerConfig], dict[str, Any]]] = {
     ),
     "memory, erl": (
         TrainConfig,
-        {"algorithm": "erl", "erl": {**ERL, "memory_retrieval": "similarity", "memory_top_k": 1}},
+        {"algorithm": "erl", "keep_tokens": True, "erl": {**ERL, "memory_retrieval": "similarity", "memory_top_k": 1}},
     ),
     "text": (TextConfig, {"curriculum": {"order": list(LEVELS), "threshold": 0.3, "window": 8}}),
     "text, erl": (TextConfig, {"algorithm": "erl", "erl": {"reflection_tokens": 3}}),
@@ -65,8 +65,8 @@ KINDS: dict[str, tuple[type[LearnerConfig], dict[str, Any]]] = {
     "reward model": (RewardModelConfig, {"pooling": "attention"}),
     "reward model, lora": (RewardModelConfig, {"pooling": "attention", "lora": {"r": 4}}),
 }
-TRAINERS = ("memory", "memory, erl", "text", "sft", "preferences", "reward model")
-"""One kind of each trainer, and one that keeps a state of its own."""
+TRAINERS = ("memory, erl", "text", "sft", "preferences", "reward model")
+"""One kind of each trainer; the first keeps a state of its own."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,6 @@ class Whole:
 @pytest.fixture(scope="module")
 def whole(request, policy_path, ending_policy, tmp_path_factory):
     kind, changes = KINDS[request.param]
-    if kind is TrainConfig:  # most of its time would be evaluation and further rollouts
-        changes = {"eval_tasks": 1, "validation_tasks": 1, "tasks_per_step": 1, "group_size": 2, **changes}
     policy = ending_policy if changes.get("source") == "best" else policy_path
     folder = tmp_path_factory.mktemp("whole")
     config = small_config(kind, policy, folder, **changes)
@@ -140,7 +138,7 @@ def test_stopping_and_resuming_equals_one_go(whole, tmp_path):
             assert rows.read_bytes() == (parts.out / rows.name).read_bytes(), rows.name
 
 
-@pytest.mark.parametrize("whole", TRAINERS, indirect=True)
+@pytest.mark.parametrize("whole", ("memory, erl", "preferences"), indirect=True)  # a loop that all trainers share
 def test_ctrl_c_leaves_a_checkpoint_that_resumes(whole, tmp_path, capfd):
     stopped = whole.config(tmp_path, save_every=100, validate_every=100)
     interrupted(stopped, **python_inputs(stopped))
@@ -169,7 +167,7 @@ def test_a_finished_run_is_not_run_again_and_other_settings_are_refused(whole, c
     assert [path for path in before | after if before.get(path) != after.get(path)] == []
 
 
-@pytest.mark.parametrize("whole", ("memory", "sft"), indirect=True)
+@pytest.mark.parametrize("whole", ("memory, erl", "sft"), indirect=True)
 def test_the_seed_decides_the_run(whole, tmp_path):
     other = whole.config(tmp_path, seed=1, max_steps=2)
     train(other, **python_inputs(other))

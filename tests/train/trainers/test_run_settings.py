@@ -65,7 +65,7 @@ def test_garbage_in_a_run_directory_is_named(finished, name, content, tmp_path):
 
 def test_a_run_is_resumed_by_its_name(small, tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["memalpha", "train", "a name"])
-    settings = small(max_steps=1, tasks_per_step=1, group_size=2)
+    settings = small(max_steps=1)
     train(settings)
     moved = settings.out.rename(tmp_path / "moved")
     assert train(moved, max_steps=2)["steps"] == 2
@@ -149,7 +149,7 @@ def test_a_run_is_resumed_on_its_own_tasks_only(small, tmp_path):
     tasks = synthetic.tasks(WorldConfig(), 0, 0, 12)
     path = tmp_path / "mine.jsonl"
     save_jsonl(tasks[:10], path)
-    settings = {"data": str(path), "max_steps": 1, "tasks_per_step": 1, "group_size": 2}
+    settings = {"data": str(path), "max_steps": 1}
     train(small(**settings))
     written = (small().out / "run.json").read_bytes()
     fingerprint = TaskSource(small(**settings)).fingerprint

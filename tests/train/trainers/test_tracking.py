@@ -24,7 +24,7 @@ TINY = {
     "group_size": 2,
     "tasks_per_step": 2,
     "schedule_steps": 3,
-    "eval_tasks": 2,
+    "eval_tasks": 1,
     "validation_tasks": 0,
     "save_every": 1,
 }

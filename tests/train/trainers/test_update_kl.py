@@ -18,7 +18,7 @@ from memalpha.train.api import train
 from memalpha.train.trainers.evaluations import TaskEvaluations
 from memalpha.train.trainers.rl import MAX_RATE_SCALE
 
-SHAPE = {"eval_tasks": 1, "validation_tasks": 0, "tasks_per_step": 1, "group_size": 3, "minibatches": 1}
+SHAPE = {"eval_tasks": 1, "validation_tasks": 0, "minibatches": 1}
 
 
 def test_the_kl_of_an_update_is_that_of_the_checkpoints_around_it(small, tmp_path):
