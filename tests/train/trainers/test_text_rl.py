@@ -56,7 +56,7 @@ ALGORITHM_SETTINGS = {
     "grpo": {"num_iterations": 2},
     "rloo": {"algorithm": "rloo"},
     "ppo": {"algorithm": "ppo", "group_size": 1, "tasks_per_step": 16},
-    "dpo": {"algorithm": "dpo", "learning_rate": 3e-2},
+    "dpo": {"algorithm": "dpo", "learning_rate": 5e-2},
     "erl": {"algorithm": "erl", "erl": {"reflection_tokens": 2}},
 }
 
@@ -64,12 +64,12 @@ ALGORITHM_SETTINGS = {
 @pytest.mark.parametrize("name", ALGORITHM_SETTINGS)
 def test_every_algorithm_raises_the_reward(text, name):
     """Replies of one token are a bandit. What tells losses of one algorithm apart is their gradients' to test."""
-    steps = {"schedule_steps": 18, "save_every": 100, "decay_fraction": 0.0}
-    size = {"group_size": 8, "tasks_per_step": 4, "max_new_tokens": 1, "validation_tasks": 0, "eval_tasks": 6}
+    steps = {"schedule_steps": 12, "save_every": 100, "decay_fraction": 0.0, "learning_rate": 3e-2}
+    size = {"group_size": 8, "tasks_per_step": 4, "max_new_tokens": 1, "validation_tasks": 0, "eval_tasks": 1}
     config = text(**{**steps, **size, **ALGORITHM_SETTINGS[name]})
     run(config, rewards=[upper])
     rewards = [line["reward"] for line in lines(config.out / "metrics.jsonl")]
-    assert sum(rewards[:2]) / 2 < 0.65 and sum(rewards[-2:]) / 2 > 0.8
+    assert sum(rewards[:2]) / 2 < 0.65 and sum(rewards[-2:]) / 2 > 0.9
 
 
 class Twice:
@@ -85,14 +85,8 @@ class Twice:
 
 
 def test_an_environment_of_several_turns_is_learnt(text):
-    changes = {
-        "schedule_steps": 15,
-        "save_every": 100,
-        "max_new_tokens": 1,
-        "validation_tasks": 0,
-        "group_size": 8,
-        "keep_tokens": True,
-    }
+    changes = {"schedule_steps": 8, "learning_rate": 3e-2, "save_every": 100, "validation_tasks": 0}
+    changes |= {"max_new_tokens": 1, "group_size": 8, "keep_tokens": True}
     run(text(**changes), rewards=None, environment=Twice)
     metrics = lines(text().out / "metrics.jsonl")
     assert metrics[0]["turns"] == 2 and metrics[-1]["reward"] > 0.8 > metrics[0]["reward"]
