@@ -13,7 +13,8 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import version
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ SMOL_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """Repository of smol's base on the model hub."""
 HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 """Error of the hub's HTTP client, which is another package from version 2 of huggingface_hub on."""
+version = cache(metadata.version)  # reading it takes milliseconds, and every checkpoint has a card
 _PACKAGES = ("torch", "transformers", "tokenizers", "peft")
 SMALL_MODEL = 50_000_000
 """Models with fewer weights are said to know nothing beyond what they were trained on."""
