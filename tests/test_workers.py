@@ -78,7 +78,7 @@ def test_workers_killed_at_any_moment_hold_up_no_other(tmp_path: Path) -> None:
 
     def jobs() -> Iterator[int]:
         killer.start()  # when a worker is ready
-        yield from range(1000)
+        yield from range(400)
 
     ended, random = threading.Event(), Random(0)
     killer = threading.Thread(target=kill_some)
@@ -87,7 +87,7 @@ def test_workers_killed_at_any_moment_hold_up_no_other(tmp_path: Path) -> None:
     finally:
         ended.set()
         killer.join()
-    assert sorted(results) == list(range(1000))
+    assert sorted(results) == list(range(400))
     assert all(isinstance(result, Killed) or result[0] == number**2 for number, result in results.items())
 
 

@@ -9,8 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
 
@@ -85,7 +83,7 @@ def test_every_item_is_answered_once_whatever_the_server_does(tmp_path):
 
     with HostileServer(fault=fault, usage=usage) as server:
         prices = {server.name: (10.0, 100.0)}
-        client = client_of(server, timeout=2.0, cache=tmp_path / "a.sqlite", prices=prices)
+        client = client_of(server, timeout=1.0, cache=tmp_path / "a.sqlite", prices=prices)
         assert texts(client.sample([ask(text) for text in prompts])) == [f"echo {text}" for text in prompts]
         assert server.answered == dict.fromkeys(prompts, 1)
         bill = client.bill
@@ -339,39 +337,23 @@ policy.sample(requests)
 """
 
 
-@contextmanager
-def asking_process(cache: Path) -> Iterator[tuple[HostileServer, subprocess.Popen]]:
-    """A server that answers 12 of 30 prompts, and a process that asks for all, once those 12 are in its cache."""
+def test_ctrl_c_ends_a_batch_quietly_and_nothing_is_paid_twice(tmp_path):
+    cache = tmp_path / "a.sqlite"
     with HostileServer(fault=lambda prompt, nth: "hang" if int(prompt) >= 12 else None) as server:
         command = [sys.executable, "-c", KILLED, server.name, str(cache)]
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 60
-        while _rows(cache) < 12:
+        while _rows(cache) < 12:  # a process that is killed then has written them, too
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.01)
-        yield server, process
-
-
-def test_a_killed_process_pays_nothing_twice(tmp_path):
-    cache = tmp_path / "a.sqlite"
-    with asking_process(cache) as (server, process):
-        process.kill()
-        process.communicate()
-        server.fault = lambda prompt, nth: None
-        client = client_of(server, cache=cache)
-        replies = client.sample([ask(str(n)) for n in range(30)])
-        assert texts(replies) == [f"echo {n}" for n in range(30)]
-        assert server.answered == {str(n): 1 for n in range(30)}
-        assert (client.bill.cached, client.bill.paid) == (12, 18)
-
-
-def test_ctrl_c_ends_a_batch_at_once_and_quietly(tmp_path):
-    cache = tmp_path / "a.sqlite"
-    with asking_process(cache) as (_, process):
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
-    assert told.rstrip().endswith("KeyboardInterrupt") and "never retrieved" not in told and "destroyed" not in told
-    assert _rows(cache) == 12
+        assert told.rstrip().endswith("KeyboardInterrupt") and "never retrieved" not in told and "destroyed" not in told
+        server.fault = lambda prompt, nth: None
+        client = client_of(server, cache=cache)
+        assert texts(client.sample([ask(str(n)) for n in range(30)])) == [f"echo {n}" for n in range(30)]
+        assert server.answered == {str(n): 1 for n in range(30)}
+        assert (client.bill.cached, client.bill.paid) == (12, 18)
 
 
 def test_asking_in_other_threads_can_be_given_up(tmp_path):
@@ -410,7 +392,7 @@ def test_processes_that_share_a_cache_agree(tmp_path):
     """They make the file at the same time; whoever was first with an answer, all of them have that one."""
     command = [sys.executable, "-c", RACING, str(tmp_path / "a.sqlite")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    processes = [subprocess.Popen([*command, str(n)], **pipes) for n in range(4)]
+    processes = [subprocess.Popen([*command, str(n)], **pipes) for n in range(2)]
     for process in processes:
         process.stdin.write("go\n")
         process.stdin.flush()
