@@ -41,23 +41,17 @@ def largest_error(model, dtype: torch.dtype) -> float:
     """
     reference = copy.deepcopy(model).to(dtype)
     rows = FlatRows(FlatQwen3(model, dtype).load(), 10_000)
-    sequences: list[list[int]] = []
-    errors = []
-
-    def compare(logits: torch.Tensor, indices) -> None:
-        for index, row in zip(indices, logits, strict=True):
-            expected = reference(input_ids=torch.tensor([sequences[index]])).logits[0, -1]
-            errors.append(float((row - expected).abs().max() / expected.abs().max()))
+    sequences: list[tuple[list[int], list[torch.Tensor]]] = []  # ids, and logits after the last of them
 
     def enter(prompts) -> None:
-        first = len(sequences)
-        sequences.extend([list(prompt) for prompt in prompts])
-        compare(rows.enter(prompts, [len(prompt) + 20 for prompt in prompts]), range(first, len(sequences)))
+        logits = rows.enter(prompts, [len(prompt) + 20 for prompt in prompts])
+        sequences.extend([(list(prompt), [row]) for prompt, row in zip(prompts, logits, strict=True)])
 
     def step() -> None:
-        for number, sequence in enumerate(sequences):
-            sequence.append(20 + 3 * number)
-        compare(rows.step([sequence[-1] for sequence in sequences]), range(len(sequences)))
+        for number, (ids, _) in enumerate(sequences):
+            ids.append(20 + 3 * number)
+        for (_, found), row in zip(sequences, rows.step([ids[-1] for ids, _ in sequences]), strict=True):
+            found.append(row)
 
     with torch.inference_mode():
         enter(PROMPTS[:4])
@@ -65,12 +59,16 @@ def largest_error(model, dtype: torch.dtype) -> float:
             step()
         enter(PROMPTS[2:])
         step()
-        order = [0, 8, 2, 7, 4]
+        everything, order = list(sequences), [0, 8, 2, 7, 4]
         rows.keep(order)
         sequences[:] = [sequences[row] for row in order]
         for _ in range(10):
             step()
-    return max(errors)
+        errors = []
+        for ids, found in everything:
+            expected = reference(input_ids=torch.tensor([ids])).logits[0, -len(found) :]
+            errors.append((torch.stack(found) - expected).abs().amax(-1) / expected.abs().amax(-1))
+    return float(torch.cat(errors).max())
 
 
 SHAPES = {"tied": {}, "untied": {"tied": False}, "wide": {"width": 48, "layers": 3}}
