@@ -35,6 +35,13 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def first_of(tasks: Path, count: int) -> Path:
+    """Return a file of the first tasks."""
+    part = tasks.with_name(f"first {count}.jsonl")
+    part.write_bytes(b"".join(tasks.read_bytes().splitlines(keepends=True)[:count]))
+    return part
+
+
 def logs(store: Path | str) -> dict[str, list[Operation]]:
     """Return the log of each namespace, without its times."""
     with MemoryStore.open(store, create=False) as opened:
@@ -64,31 +71,30 @@ def test_each_conversation_gets_the_log_of_reading_it_alone(tasks: Path, expecte
 
 
 def test_reading_again_reads_nothing_and_more_lines_are_added(tasks: Path, expected, tmp_path: Path) -> None:
-    store, part = tmp_path / "store.db", tmp_path / "part.jsonl"
-    part.write_bytes(b"".join(tasks.read_bytes().splitlines(keepends=True)[:10]))
+    store, part = tmp_path / "store.db", first_of(tasks, 10)
     results: list[ConversationResult] = []
     assert read_conversations(store, part, "add_all", progress=results.append).read == 10
     assert {result.status for result in results} == {"read"} and len({result.task for result in results}) == 10
-    summary = read_conversations(store, tasks, "add_all")
-    assert (summary.read, summary.present) == (COUNT - 10, 10)
-    assert logs(store) == expected and not examine(store).problems
+    summary = read_conversations(store, first_of(tasks, 30), "add_all")
+    assert (summary.read, summary.present) == (20, 10)
+    assert logs(store).items() <= expected.items() and not examine(store).problems
 
 
 def test_shards_share_the_conversations(tasks: Path, expected, tmp_path: Path) -> None:
     shards = [tmp_path / f"{index}.db" for index in range(3)]
     for index, store in enumerate(shards):
-        read_conversations(store, tasks, "add_all", shard=(index, 3))
+        read_conversations(store, first_of(tasks, 30), "add_all", shard=(index, 3))
     parts = [logs(store) for store in shards]
-    assert all(parts) and sum(map(len, parts)) == COUNT
-    assert {name: log for part in parts for name, log in part.items()} == expected
+    assert all(parts) and sum(map(len, parts)) == 30
+    together = {name: log for part in parts for name, log in part.items()}
+    assert len(together) == 30 and together.items() <= expected.items()
     assert [shard_of(f"task-{number}", 4) for number in range(6)] == [0, 3, 0, 2, 2, 1]  # the same on every machine
     with pytest.raises(ConfigError, match="shard 3/3: 0/3 to 2/3"):
         read_conversations(tmp_path / "none.db", tasks, "add_all", shard=(3, 3))
 
 
-def test_one_postgres_holds_all_shards(tasks: Path, expected, postgres_url: str, tmp_path: Path) -> None:
-    part = tmp_path / "part.jsonl"
-    part.write_bytes(b"".join(tasks.read_bytes().splitlines(keepends=True)[:6]))
+def test_one_postgres_holds_all_shards(tasks: Path, expected, postgres_url: str) -> None:
+    part = first_of(tasks, 6)
     shards = [read_conversations(postgres_url, part, "add_all", shard=(index, 2)) for index in range(2)]
     assert sum(summary.read for summary in shards) == 6 and not any(summary.present for summary in shards)
     assert read_conversations(postgres_url, part, "add_all").present == 6

@@ -89,7 +89,7 @@ def test_the_same_command_resumes_with_the_systems_that_are_left(settings, tmp_p
     assert len(names) == 3
 
 
-def test_a_local_model_goes_on_within_a_system(tmp_path, monkeypatch):
+def test_a_local_model_goes_on_within_a_system(settings, tmp_path, monkeypatch):
     """After Ctrl-C no reply that a local writer or reader gave is sampled again, and the report is the same."""
     submit, collect, sampled, stop_after = DecodingQueue.submit, DecodingQueue.collect, [], [10**9]
 
@@ -106,21 +106,18 @@ def test_a_local_model_goes_on_within_a_system(tmp_path, monkeypatch):
     monkeypatch.setattr(DecodingQueue, "submit", counting)
     monkeypatch.setattr(DecodingQueue, "collect", stopping)
 
-    def evaluation(name, **keys):
-        keys = {"systems": ["tiny"], "limit": 1, "seeds": [0], "out": str(tmp_path / name), **keys}
-        return load_config(EvalConfig, "synthetic", {"reader": {"kind": "policy", "policy": "tiny"}, **keys})
-
-    whole = run_evaluation(evaluation("whole"))
+    tiny = {"systems": ["tiny"], "reader": {"kind": "policy", "policy": "tiny"}}
+    whole = run_evaluation(settings(**tiny, out=str(tmp_path / "whole")))
     count = len(sampled)
-    stop_after[0] = 3
+    stop_after[0] = 1
     with pytest.raises(KeyboardInterrupt):
-        run_evaluation(evaluation("run"))
+        run_evaluation(settings(**tiny))
     replies = tmp_path / "run" / "eval" / REPLIES
     with closing(AnswerCache(replies)) as file:
         kept = len(file)
     assert 0 < kept < count
     stop_after[0], sampled[:] = 10**9, []
-    again = run_evaluation(evaluation("run"))
+    again = run_evaluation(settings(**tiny))
     assert len(sampled) == count - kept
     assert [report.records for report in again] == [report.records for report in whole]
     assert not list(replies.parent.glob(f"{REPLIES}*")), "removed with the mark"

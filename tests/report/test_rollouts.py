@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from serving import listening
 from test_evaluation import record, save
 
 from memalpha.errors import DataError
@@ -117,20 +118,16 @@ def test_a_run_that_has_made_no_step_has_a_live_page(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def address(going: Path) -> Iterator[str]:
+def address(going: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Address of the page of the run that goes on."""
-    uvicorn = pytest.importorskip("uvicorn")
-    from memalpha.integrations.server.run import watch_app
+    pytest.importorskip("uvicorn")
+    from memalpha.integrations.server import run
 
-    app = watch_app(RunPage(going), lambda: server.should_exit)
-    server: Any = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, timeout_graceful_shutdown=3))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/"
-    server.should_exit = True
-    thread.join(10)
+    monkeypatch.setattr(run, "LOOK_SECONDS", 0.1)
+    stopping = threading.Event()
+    with listening(run.watch_app(RunPage(going), stopping.is_set)) as url:
+        yield f"{url}/"
+        stopping.set()
 
 
 def open_page(browser: Any, url: str) -> tuple[Any, list[str]]:

@@ -23,7 +23,7 @@ from memalpha.rewards.sandbox import Limits, check_sandbox, read_output, start_p
 
 WHY = sandbox._find_problem(shutil.which("bwrap"), os.environ.get("PATH", ""))
 contained = pytest.mark.skipif(bool(WHY), reason=f"no sandbox here: {WHY}")
-SHORT = Limits(seconds=1, megabytes=256, patience=4)
+SHORT = Limits(seconds=1, megabytes=256, patience=2)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore
 from memalpha.types import Completion
 
-LIMIT, HEAD_SECONDS, WAIT = 12, 1.0, 30
+LIMIT, HEAD_SECONDS, WAIT = 12, 0.5, 30
 HALF = b"GET /v1/entries HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 
 
