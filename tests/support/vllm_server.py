@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-import multiprocessing
-import os
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,20 +29,17 @@ class VllmServer(HttpStandIn):
         fault: raw (log-probs before the temperature), top-p (truncated sampling), stale-head (a load keeps the output
             embedding), no-echo, no-end (the end of sequence is left out), hang, or none.
         faults: Number of completions that have the fault; None: all.
-        kill_after: The process kills itself at this completion (second) after this load of weights (first).
     """
 
     folder: Path
     fault: str = ""
     faults: int | None = None
-    kill_after: tuple[int, int] | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     loads: list[str] = field(default_factory=list)
     adapters: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.policy: Any = load_policy(self.folder)
-        self._since_load = 0
         self._lock = threading.Lock()
         self._released = threading.Event()
         runner = SimpleNamespace(
@@ -90,7 +82,6 @@ class VllmServer(HttpStandIn):
 
     def _reload(self, weights_path: str) -> None:
         self.loads.append(weights_path)
-        self._since_load = 0
         head = self.policy.model.lm_head.weight.detach().clone()
         with hide_progress_bars():
             self.policy.model = AutoModelForCausalLM.from_pretrained(weights_path)
@@ -101,9 +92,6 @@ class VllmServer(HttpStandIn):
         if body["model"] != "tiny" and body["model"] not in self.adapters:
             return 404, {"error": {"message": f"The model `{body['model']}` does not exist."}}
         self.requests.append(body)
-        self._since_load += 1
-        if (len(self.loads), self._since_load) == self.kill_after:
-            os.kill(os.getpid(), signal.SIGKILL)
         fault = self.fault if self.faults is None or len(self.requests) <= self.faults else ""
         if fault == "hang":
             return 200, "hang"
@@ -141,23 +129,3 @@ class VllmServer(HttpStandIn):
             ids.append(token)
             logprobs.append(float((torch.log_softmax(logits, -1) if fault == "raw" else row)[token]))
         return ids, logprobs
-
-
-@contextmanager
-def server_process(folder: Path, **settings: Any) -> Iterator[str]:
-    """Run a `VllmServer` in a process of its own, which may be killed; yield its `sampler.url`."""
-    here, there = multiprocessing.Pipe()
-
-    def serve() -> None:
-        torch.set_num_threads(1)
-        server = VllmServer(folder, **settings)
-        there.send(server.url)
-        server.serve()
-
-    process = multiprocessing.get_context("fork").Process(target=serve, daemon=True)
-    process.start()
-    try:
-        yield here.recv()
-    finally:
-        process.kill()
-        process.join()

@@ -28,10 +28,11 @@ from memalpha.train.rollouts.ahead import ScoredGroup, ServerSource, decode_grou
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.weight_sync import make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
+from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.rl import ReinforcementStep
 
 SHAPE = {"eval_tasks": 1, "validation_tasks": 0, "keep_tokens": True, "warmup_steps": 0}
-SERVED = {**SHAPE, "tasks_per_step": 1, "group_size": 2, "agent": {"max_new_tokens": 4}, "staleness": 1}
+SERVED = {**SHAPE, "agent": {"max_new_tokens": 4}, "staleness": 1}
 
 
 def crash(monkeypatch, step: int) -> None:
@@ -53,8 +54,7 @@ def decoded(text: str) -> dict:
 @pytest.mark.parametrize("kind", [TrainConfig, TextConfig])
 def test_steps_learn_from_older_weights_and_a_crash_changes_nothing(kind, policy_path, tmp_path, monkeypatch):
     def config(name: str):
-        size = {"tasks_per_step": 1, "group_size": 2} if kind is TrainConfig else {}
-        return small_config(kind, policy_path, tmp_path, **SHAPE, **size, staleness=2, out=str(tmp_path / name))
+        return small_config(kind, policy_path, tmp_path, **SHAPE, staleness=2, out=str(tmp_path / name))
 
     train(config("whole"), **python_inputs(config("whole")))
     turns = lines(tmp_path / "whole" / "turns.jsonl")
@@ -114,9 +114,10 @@ def test_a_server_samples_ahead_and_a_crash_loses_no_group(small, policy_path, t
         assert sampled == learned, "what was in the queue is learned as it was sampled"
 
 
-def test_a_server_that_dies_ends_the_run_with_its_queue_saved(small, policy_path):
+def test_a_server_that_dies_ends_the_run_with_its_queue_saved_and_another_goes_on(small, policy_path):
+    shape = {**SERVED, "keep_tokens": False, "save_every": 100}
     with VllmServer(policy_path) as server:
-        config = small(**{**SERVED, "keep_tokens": False}, sampler={"url": server.url, "retries": 0, "timeout": 5.0})
+        config = small(**shape, sampler={"url": server.url, "retries": 0, "timeout": 5.0})
         take = ServerSource.take
 
         def take_after_a_fault(self, step):
@@ -126,13 +127,17 @@ def test_a_server_that_dies_ends_the_run_with_its_queue_saved(small, policy_path
         with pytest.MonkeyPatch.context() as patch, pytest.raises(PolicyError, match="does not repeat the ids"):
             patch.setattr(ServerSource, "take", take_after_a_fault)
             train(config)
-    assert (config.out / "checkpoints" / "step-2" / "state.json").is_file()
+    assert (config.out / "checkpoints" / "step-2" / "state.json").is_file(), "what is done is saved"
+    with VllmServer(policy_path) as server:
+        assert train(small(**shape, sampler={"url": server.url}))["steps"] == 4
+    with pytest.raises(CheckpointError, match=r"sampling\.sampler: 'a server' there, None now"):
+        RunDirectory(config.out).check_settings(small(**shape))
 
 
 @pytest.fixture
 def source(small, policy_path):
     """A source whose server is never asked, two tasks a step and staleness 1."""
-    config = small(sampler={"url": "vllm:http://127.0.0.1:9"}, staleness=1)
+    config = small(sampler={"url": "vllm:http://127.0.0.1:9"}, staleness=1, tasks_per_step=2)
     policy = make_sampler(load_policy(policy_path), config)
     tasks = TaskSource(config)
     writing = MemoryWriting(config.agent, policy.count_tokens)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import pytest
 from run_kinds import python_inputs, small_config
-from runs import lines, same, weights
-from vllm_server import VllmServer, server_process
+from runs import lines
+from vllm_server import VllmServer
 
-from memalpha.config import TextConfig, TrainConfig
-from memalpha.errors import CheckpointError, ConfigError, PolicyError
+from memalpha.config import TextConfig
+from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.train.api import train
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
 from memalpha.train.learner.engine import Engine
 from memalpha.train.learner.lora import add_lora
 from memalpha.train.rollouts.weight_sync import WeightSync, make_sampler
-from memalpha.train.trainers.directory import RunDirectory
 from memalpha.types import SampleRequest, Turn
 
 PROMPTS = [SampleRequest(({"role": "user", "content": text},), max_new_tokens=8) for text in ("Who?", "Where is it?")]
@@ -104,35 +103,6 @@ def test_a_server_that_was_started_again_is_found(policy_path, synced):
         server.worker._memalpha_version = None
         with pytest.raises(PolicyError, match="has lost the weights of step 0"):
             policy.sample(SAMPLED)
-
-
-@pytest.mark.slow  # CI runs it
-def test_a_run_survives_the_death_of_its_server(small, policy_path, tmp_path):
-    """The server is killed in the last step; the same command goes on and ends with the weights of a whole run."""
-    shape = {"tasks_per_step": 1, "group_size": 2, "eval_tasks": 1, "validation_tasks": 0, "keep_tokens": False}
-    shape |= {"max_steps": 3, "schedule_steps": 3, "save_every": 3, "agent": {"max_new_tokens": 4}}
-
-    def config(name: str, url: str) -> TrainConfig:
-        return small(**shape, out=str(tmp_path / name), sampler={"url": url, "retries": 1, "max_wait": 0.01})
-
-    with server_process(policy_path) as url:
-        whole = train(config("whole", url))
-    with (
-        server_process(policy_path, kill_after=(3, 4)) as url,
-        pytest.raises(PolicyError, match="gave no answer in 2 tries"),
-    ):
-        train(config("killed", url))
-    killed = tmp_path / "killed"
-    assert [line["step"] for line in lines(killed / "metrics.jsonl")] == [0, 1]
-    assert (killed / "checkpoints" / "step-2").is_dir(), "what is done is saved, whatever save_steps says"
-    with server_process(policy_path) as url:
-        resumed = train(config("killed", url))
-    assert [line["step"] for line in lines(killed / "metrics.jsonl")] == [0, 1, 2]
-    assert same(weights(killed, 3), weights(tmp_path / "whole", 3))
-    assert resumed["after"] == whole["after"]
-    here = small(**shape, out=str(killed))
-    with pytest.raises(CheckpointError, match=r"sampling\.sampler: 'a server' there, None now"):
-        RunDirectory(killed).check_settings(here)
 
 
 def test_a_text_run_samples_on_a_server(policy_path, tmp_path):
