@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -99,28 +101,27 @@ def test_files_of_every_kind_may_have_a_mark(tmp_path: Path, kind, encoding) -> 
     assert load(path) == expected
 
 
-def memalpha(*words: object, stdin: bytes = b"", stdout: int | str = subprocess.PIPE, encoding: str = "utf-8"):
+def run_process(*words: object, stdout: int | IO[bytes] = subprocess.PIPE, encoding: str = "utf-8"):
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "memalpha", *map(str, words)]
-    if isinstance(stdout, str):
-        with Path(stdout).open("wb") as file:
-            return subprocess.run(command, input=stdin, stdout=file, stderr=subprocess.PIPE, env=environment)
-    return subprocess.run(command, input=stdin, stdout=stdout, stderr=subprocess.PIPE, env=environment)
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=environment)
 
 
-def test_pipes_and_outputs_of_other_encodings(tmp_path: Path) -> None:
-    store = tmp_path / "s.db"
-    assert memalpha("read", store, "-", "--policy", "add_all", stdin=READABLE["utf-16"]).returncode == 0
-    run = memalpha("read", store, "-", "--policy", "add_all", stdin=UNREADABLE["latin-1"])
-    assert run.returncode == 2 and b"memalpha: stdin: " in run.stderr and b"Traceback" not in run.stderr
+def test_pipes_and_outputs_of_other_encodings(tmp_path: Path, memalpha, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, ended = tmp_path / "s.db", []
+    for data in (READABLE["utf-16"], UNREADABLE["latin-1"]):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+        ended.append(memalpha("read", store, "-", "--policy", "add_all"))
+    assert [code for code, *_ in ended] == [0, 2] and ended[1][2].startswith("memalpha: stdin: ")
     with MemoryStore.open(store) as opened:
         assert [entry.content for entry in opened.list()] == [TEXT.strip()]
-    run = memalpha("show", store, encoding="cp1252")
-    assert run.returncode == 0 and "café".encode("cp1252") in run.stdout and rb"\U0001f355" in run.stdout
-    run = memalpha("show", store, "--json", encoding="ascii")
+    run = run_process("show", store, "--json", encoding="ascii")
     assert json.loads(run.stdout)["entries"][0]["content"] == TEXT.strip()
+    run = run_process("show", store, encoding="cp1252")
+    assert run.returncode == 0 and "café".encode("cp1252") in run.stdout and rb"\U0001f355" in run.stdout
     if Path("/dev/full").exists():
         for words in (("show", store, "--json"), ("--help",)):
-            run = memalpha(*words, stdout="/dev/full")
+            with Path("/dev/full").open("wb") as full:
+                run = run_process(*words, stdout=full)
             assert run.returncode == 2
             assert run.stderr == b"memalpha: the output cannot be written: no space left on device\n"
