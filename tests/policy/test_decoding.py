@@ -46,7 +46,7 @@ def request(text: str, *key: int, temperature: float = 1.0, new: int = 12) -> Sa
 TEXTS = ("a", "the same prompt", "Ana moved to Porto, then to Lisbon", "müde", "x" * 60)
 
 
-def ragged(count: int = 12) -> list[SampleRequest]:
+def ragged(count: int = 8) -> list[SampleRequest]:
     """Prompts, lengths and temperatures of all kinds, some prompts twice."""
     temperatures = (1.0, 0.7, 0.0, 1.0, 1.3)
     return [request(TEXTS[i % 5], 3, i, temperature=temperatures[i % 5], new=1 + 4 * (i % 4)) for i in range(count)]

@@ -59,11 +59,11 @@ def test_decode_undoes_encode(policy: TransformersPolicy, text: str) -> None:
 def test_a_writer_starts_with_valid_calls_and_selects_badly(policy: TransformersPolicy) -> None:
     if policy.name == "babi":
         config = training_config("babi")
-        tasks = babi.streams(BabiConfig(stories=6), "test", 0, 100, 6)
+        tasks = babi.streams(BabiConfig(stories=6), "test", 0, 100, 3)
         reader = load_reader(config.reader.model_copy(update={"conflicts": "refuse"}), policy)
         agent, least_update_hit, most_update_hit = config.agent, 0.35, 1.0  # less: learning goes over to inserting only
     else:
-        tasks = worlds.tasks(WorldConfig(split="test"), 7, 0, 30)
+        tasks = worlds.tasks(WorldConfig(split="test"), 7, 0, 15)
         reader = load_reader(ReaderConfig(kind="policy", prompt="compact"), policy)
         agent, least_update_hit, most_update_hit = AgentConfig(prompt="compact", max_new_tokens=64), 0.0, 0.65
     before = evaluate(policy, tasks, reader, config=agent).summary
