@@ -29,6 +29,11 @@ The counts, and lengths to which all neighbouring words add by the same weights,
 Robertson, Zaragoza, Taylor, CIKM 2004). Its document frequency is the number of documents that a word reaches with a
 count of `REACHED` or more. Neighbours and means are those of the searched documents, so entries that a filter excludes
 have no influence.
+
+**Scripts without spaces** are searched by bigrams of characters, Han and Hangul by single characters too. Lengths stay
+numbers of words, one for two characters: if each bigram and each character counted, a Chinese sentence would be three
+times as long as an English one, too long to help its neighbours. Single characters are not taken from neighbours, since
+something around a span nearly always has them.
 """
 
 from __future__ import annotations
@@ -37,7 +42,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
 from threading import local
@@ -168,9 +173,25 @@ def stem(word: str) -> str:
 
 
 @lru_cache(maxsize=65536)
-def term_counts(text: str) -> Mapping[str, int]:
+def term_counts(text: str) -> Counter[str]:
     """Count the terms of a text. The result is cached, since entries recur in many rollouts: do not change it."""
     return Counter(words(text))
+
+
+def word_count(terms: Iterable[str]) -> int:
+    """Return the length in words of a text with these terms; two characters of a script without spaces count as one."""
+    halves = [*map(_half_words, terms)]
+    return (sum(halves) + 1) // 2 or min(1, len(halves))
+
+
+@lru_cache(maxsize=65536)
+def _half_words(term: str) -> int:
+    # n characters in a row are n - 1 bigrams, each half a word. A single one stands in bigrams as well.
+    return len(term) - 1 if UNSPACED.match(term) else 2
+
+
+def _is_character(term: str) -> bool:
+    return len(term) == 1 and UNSPACED.match(term) is not None
 
 
 def with_room(values: np.ndarray, size: int) -> np.ndarray:
@@ -202,7 +223,7 @@ class LexicalIndex:
     """
 
     def __init__(self) -> None:
-        self.lengths = np.zeros(0, np.int32)  # tokens by slot
+        self.lengths = np.zeros(0, np.int32)  # words by slot
         self._terms: dict[str, int] = {}
         self._starts = np.zeros(1, np.int64)  # settled postings of term t: _starts[t] to _starts[t + 1]
         self._slots = np.zeros(0, np.int32)
@@ -219,23 +240,28 @@ class LexicalIndex:
         self.lengths = with_room(self.lengths, int(slots.max()) + 1)
         if len(texts) < max(_FEW, len(self._slots) // _SHARE):
             for slot, text in zip(slots.tolist(), texts, strict=True):
-                self._add(slot, term_counts(text))
+                counts = term_counts(text)
+                self.lengths[slot] = counts.total() if text.isascii() else word_count(counts.elements())
+                self._add(slot, counts)
             return
-        numbers, sizes, term_arrays = _TokenNumbers(self._terms), [], []
+        numbers, sizes, term_arrays, uneven = _TokenNumbers(self._terms), [], [], dict[int, int]()
         for start in range(0, len(texts), _BLOCK):
             tokens = list(map(_tokens, texts[start : start + _BLOCK]))
             sizes += map(len, tokens)
+            for slot, text, found in zip(slots[start:].tolist(), texts[start:], tokens, strict=False):
+                if not text.isascii():
+                    uneven[slot] = word_count(filter(_word, found))
             term_arrays.append(np.fromiter(map(numbers.__getitem__, chain.from_iterable(tokens)), np.int64))
         terms, holders = np.concatenate(term_arrays), np.repeat(slots, sizes)
         terms, holders = terms[terms >= 0], holders[terms >= 0]
         self.lengths[slots] = np.bincount(holders, minlength=len(self.lengths))[slots]
+        self.lengths[list(uneven)] = list(uneven.values())
         pairs, counts = np.unique(terms * len(self.lengths) + holders, return_counts=True)
         holders = (pairs % len(self.lengths)).astype(np.int32)
         self._unmerged.append(((pairs // len(self.lengths)).astype(np.int32), holders, counts.astype(np.int32)))
         self._joined.clear()
 
     def _add(self, slot: int, counts: Mapping[str, int]) -> None:
-        self.lengths[slot] = sum(counts.values())
         for term, count in counts.items():
             number = self._terms.setdefault(term, len(self._terms))
             slots, term_counts_at_slots = self._recent.setdefault(number, ([], []))
@@ -314,12 +340,14 @@ class TermMatches(NamedTuple):
 
     Attributes:
         repeats: Count of each distinct term of the query, `(t,)`.
+        is_lent: False for terms that are not taken from neighbouring spans, bool `(t,)`.
         terms: Number of the term, `(m,)`.
         documents: Index of the document in the selection, `(m,)`.
         counts: Count of the term in the document, `(m,)`.
     """
 
     repeats: np.ndarray
+    is_lent: np.ndarray
     terms: np.ndarray
     documents: np.ndarray
     counts: np.ndarray
@@ -351,7 +379,9 @@ class SelectedPostings:
             if len(selected):
                 ends = np.searchsorted(selected, np.cumsum([0, *map(len, slots)]))
                 numbers = np.repeat(np.arange(len(terms)), ends[1:] - ends[:-1])
-                matches = TermMatches(np.array(repeats), numbers, documents[selected], np.concatenate(counts)[selected])
+                is_lent = np.array([not _is_character(term) for term in dict.fromkeys(query)])
+                counts = np.concatenate(counts)[selected]
+                matches = TermMatches(np.array(repeats), is_lent, numbers, documents[selected], counts)
         self._last = query, matches
         return matches
 
@@ -391,7 +421,7 @@ class BM25:
         """
         if matches is None:
             return np.zeros(self._size), np.zeros(0)
-        repeats, terms, documents, counts = matches
+        repeats, _, terms, documents, counts = matches
         if self._groups is not None:  # sum the counts of a group's documents
             group_counts = np.bincount(terms * self._size + self._groups[documents], counts, len(repeats) * self._size)
             filled = group_counts.nonzero()[0]
@@ -412,7 +442,7 @@ def split_passages(text: str) -> tuple[str, ...]:
 
     A longer sentence is cut at blanks, or between characters where it has none. A text that fits is one passage.
     """
-    if len(words(text)) <= WINDOW:
+    if word_count(words(text)) <= WINDOW:
         return (text,)
     windows, start, end, size = [], 0, 0, 0
     for piece_start, piece_end, count in _pieces(text):
@@ -433,7 +463,7 @@ def _pieces(text: str) -> Iterator[tuple[int, int, int]]:
 
 
 def _cut(text: str, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    count = len(words(text[start:end]))
+    count = word_count(words(text[start:end]))
     if count <= WINDOW or end - start < 2:
         yield start, end, count
         return
@@ -707,7 +737,8 @@ class NeighbourBM25:
             documents, counts = matches.documents[start:end], matches.counts[start:end].astype(np.float64)
             indices = self._line_of_document[documents]
             is_linked = indices >= 0
-            line = self._spread(indices[is_linked], counts[is_linked])
+            holders = indices[is_linked], counts[is_linked]
+            line = self._spread(*holders) if matches.is_lent[term] else np.bincount(*holders, self._line_size)
             reached = np.flatnonzero(line[self._line_indices])
             reached_documents, reached_counts = self._linked[reached], line[self._line_indices[reached]]
             alone, alone_counts = documents[~is_linked], counts[~is_linked]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.store.search import lexical
-from memalpha.store.search.lexical import BM25, LexicalIndex, SelectedPostings, stem, words
+from memalpha.store.search.lexical import BM25, LexicalIndex, SelectedPostings, stem, word_count, words
 
 DOCS = [
     "Ana moved to Lisbon with her dog last May.",
@@ -194,6 +194,24 @@ def test_marks_tell_words_apart_that_differ_in_them_alone() -> None:
 def test_found_inside_a_sentence(query, expected, other) -> None:
     scores = bm25(build([expected, other]), [0, 1], words(query))
     assert scores[0] > scores[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "length"),
+    [
+        ("Ana moved to Lisbon.", 3),  # without a stop word
+        ("她搬到了里斯本", 3),
+        ("그녀는 리스본에 산다", 3),
+        ("ﾘｽﾎﾞﾝ", 2),  # in katakana of half width, five signs of four letters
+        ("猫", 1),
+        ("", 0),
+    ],
+)
+@pytest.mark.parametrize("few", [0, 1 << 20])
+def test_two_characters_of_a_script_without_spaces_are_a_word(text, length, few, monkeypatch) -> None:
+    monkeypatch.setattr(lexical, "_FEW", few)
+    index = build(["Ben", text])
+    assert index.lengths[1] == word_count(words(text)) == length
 
 
 @given(st.text())

@@ -6,7 +6,7 @@ import pytest
 
 from memalpha.errors import StoreError
 from memalpha.store.embedding import HashEmbedder
-from memalpha.store.search.lexical import WINDOW, split_passages, words
+from memalpha.store.search.lexical import WINDOW, split_passages, word_count, words
 from memalpha.store.store import MemoryStore
 
 FILLER = "The kettle was broken again before lunch. "
@@ -17,7 +17,7 @@ LONG = FILLER * 30 + "Ana's boat is called Albatross. " + FILLER * 30
 def test_passages_are_whole_and_short_enough(text: str) -> None:
     passages = split_passages(text)
     assert "".join("".join(passages).split()) == "".join(text.split())
-    assert all(len(words(passage)) <= WINDOW for passage in passages)
+    assert all(word_count(words(passage)) <= WINDOW for passage in passages)
 
 
 @pytest.fixture
