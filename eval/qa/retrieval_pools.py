@@ -21,6 +21,8 @@ a `MemoryStore` of its own, its spans entries with a source and a turn:
 | musique             | the same                | `<title>: <paragraph>`       | itself       | paragraphs           |
 | musique-sentences   | the same                | `<title>: <sentence>`        | paragraph    | paragraphs, as above |
 | beam-100K, -500K, -1M | a chat                  | `<role>: <message>`          | chat         | messages             |
+| locomo-shuffled, …  | the same, in an order   | the same                     | one list     | the same             |
+|                     | that means nothing      |                              |              |                      |
 
 Rows: the store's routes dense, bm25 and flat (`sum`); `prior`: with the place of a span (its source and chunk) as its
 group, for the prior of layer one; `neighbours`: the store's default search; `both`. The interval is of the gain in
@@ -56,7 +58,7 @@ ROWS = ("dense", "bm25", "sum", "prior", "neighbours", "both")
 BATCH = 20  # questions that share a pool of paragraphs
 ARTICLES = 12  # that share a pool
 SENTENCE = re.compile(r'(?<=[.!?])\s+(?=[A-Z"])')  # what is between two
-DIALOGUES = ("locomo", "friendsqa", "beam-100K", "beam-500K", "beam-1M")
+DIALOGUES = ("locomo", "friendsqa", "beam-100K", "beam-500K", "beam-1M", "locomo-shuffled", "friendsqa-shuffled")
 
 
 class Pool(NamedTuple):
@@ -203,6 +205,12 @@ def _numbers(value: Any) -> Iterator[str]:
             yield from _numbers(item)
 
 
+def as_list(pool: Pool) -> Pool:
+    """Return a pool whose spans are one list in random order: neighbours have nothing to do with each other."""
+    facts = [pool.facts[index] for index in _shuffled(range(len(pool.facts)))]
+    return pool._replace(facts=[fact | {"source": "list", "chunk": None} for fact in facts])
+
+
 SETS: dict[str, Callable[[Path], Iterator[Pool]]] = {
     "locomo": locomo_pools,
     "friendsqa": friendsqa_pools,
@@ -214,6 +222,10 @@ SETS: dict[str, Callable[[Path], Iterator[Pool]]] = {
     "beam-100K": lambda data: beam_pools(data, "100K"),
     "beam-500K": lambda data: beam_pools(data, "500K"),
     "beam-1M": lambda data: beam_pools(data, "1M"),
+    "locomo-shuffled": lambda data: map(as_list, locomo_pools(data)),
+    "friendsqa-shuffled": lambda data: map(as_list, friendsqa_pools(data)),
+    "xquad-shuffled": lambda data: map(as_list, xquad_pools(data)),
+    "hotpotqa-shuffled": lambda data: map(as_list, hotpotqa_pools(data)),
 }
 
 

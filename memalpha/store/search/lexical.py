@@ -30,6 +30,10 @@ Robertson, Zaragoza, Taylor, CIKM 2004). Its document frequency is the number of
 count of `REACHED` or more. Neighbours and means are those of the searched documents, so entries that a filter excludes
 have no influence.
 
+The lines of a list have nothing to do with each other. Where text hangs together, a word comes in bursts (Church, Gale:
+"Poisson mixtures", Natural Language Engineering 1(2), 1995). So the share by which neighbours count is told by the
+query's rarer words: by how many pairs of spans that hold one lie within reach, beside what chance would give.
+
 **Scripts without spaces** are searched by bigrams of characters, Han and Hangul by single characters too. Lengths stay
 numbers of words, one for two characters: if each bigram and each character counted, a Chinese sentence would be three
 times as long as an English one, too long to help its neighbours. Single characters are not taken from neighbours, since
@@ -598,8 +602,10 @@ class PassageIndex:
 
 
 REACH = 3  # steps
+STEPS = range(1, REACH + 1)
 NEAR = 32  # words up to which a span lends all of its words
 REACHED = 0.1  # smallest count with which a document counts as holding a word
+DOUBT = 8.0  # pairs added to those found and to those expected: few do not tell whether spans hang together
 _SPARSE = 24  # a word that fewer than 1 / _SPARSE of the spans hold is spread from its holders alone
 
 
@@ -656,6 +662,9 @@ class NeighbourBM25:
         self._line_of_document[self._linked] = self._line_indices
         self._line_size = (int(self._line_indices[-1]) if len(self._linked) else REACH) + 1 + REACH
 
+        near = sum(np.count_nonzero(self._line_indices[step:] - self._line_indices[:-step] <= REACH) for step in STEPS)
+        self._near_share = near / max(1, math.comb(len(self._linked), 2))  # of all pairs of spans
+
         counts = count_passages(lengths)
         mass = min(float(NEAR), lengths.sum() / counts.sum())
         linked_lengths = lengths[self._linked]
@@ -665,7 +674,7 @@ class NeighbourBM25:
         self._weights = []  # before and after, by steps, for the indices between the ends
         weight = np.ones(self._line_size - 2 * REACH)
         before, after = weight, weight
-        for steps in range(1, REACH + 1):
+        for steps in STEPS:
             weight = weight * received[inside]  # not a power: the last digit must not depend on the index
             before = before * self._shifted(self._lends, -steps)
             after = after * self._shifted(self._lends, steps)
@@ -718,6 +727,21 @@ class NeighbourBM25:
                 around[targets[inside]] += weights[targets[inside] - REACH] * counts[inside]
         around[indices] = counts
         return around
+
+    def relatedness(self, matches: TermMatches | None) -> float:
+        """Return the share by which neighbours count for a query's matches, from 0 (as in a random order) to 1."""
+        if matches is None:
+            return 1.0
+        lines = self._line_of_document[matches.documents]
+        counted = (lines >= 0) & matches.is_lent[matches.terms]
+        terms, lines = matches.terms[counted], lines[counted]
+        holders = np.bincount(terms, minlength=len(matches.repeats))
+        is_rare = holders <= max(REACH, math.sqrt(len(self._linked)))
+        places = np.sort((terms * self._line_size + lines)[is_rare[terms]])  # those of two terms are never within reach
+        found = sum(np.count_nonzero(places[step:] - places[:-step] <= REACH) for step in STEPS)
+        expected = float((holders * (holders - 1) / 2)[is_rare].sum()) * self._near_share
+        related = (found - expected + DOUBT) / (expected * (1.0 - self._near_share) + DOUBT)
+        return min(1.0, max(0.0, related))
 
     def scores(self, matches: TermMatches | None) -> tuple[np.ndarray, np.ndarray]:
         """Return scores and term weights for a query's matches.

@@ -520,6 +520,8 @@ class Selection:
         matches = self._lexical.match_terms(query)
         own_scores, _ = self._bm25.scores(matches)
         scores, idf = self._neighbours.scores(matches)
+        related = self._neighbours.relatedness(matches)
+        scores = related * scores + (1.0 - related) * own_scores
         scored = self._with_passages(query, scores, idf, self._neighbours.inverse_mean)
         # A long entry is searched without its neighbours.
         return scored._replace(own=np.where(np.isnan(scored.passages), own_scores, scored.scores))

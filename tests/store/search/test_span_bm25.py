@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from itertools import combinations
 from random import Random
 
 import numpy as np
@@ -27,6 +28,42 @@ def word_count(text):
 
 
 def slowly(documents, query):
+    """BM25 by passage, with the words around as far as neighbours have to do with each other."""
+    alone = weigh([dataclasses.replace(document, span=None) for document in documents], query)
+    share = relatedness(documents, query)
+    return {
+        id: score if word_count(text) > 80 else share * score + (1 - share) * alone[id]
+        for (id, score), text in zip(
+            weigh(documents, query).items(), (document.text for document in documents), strict=True
+        )
+    }
+
+
+def relatedness(documents, query):
+    """Pairs of spans within three steps that share a word, beside those of a random order."""
+    runs = []
+    for source in "ST":
+        of_source = [doc for doc in documents if doc.span is not None and doc.span.source == source]
+        run = []
+        for doc in sorted(of_source, key=lambda doc: (doc.span.chunk, doc.span.position)):
+            run = [] if word_count(doc.text) > 80 else [*run, doc.text]
+            runs = [*runs[: -1 if len(run) > 1 else None], run] if run else runs
+    places = [(number, at, text) for number, run in enumerate(runs) for at, text in enumerate(run)]
+
+    def pairs(held):
+        return [a[0] == b[0] and b[1] - a[1] <= 3 for a, b in combinations(held, 2)]
+
+    near = pairs(places)
+    chance = sum(near) / max(1, len(near))
+    found = expected = 0
+    for term in {term for term in words(query) if len(term) > 1}:
+        held = [place for place in places if term in words(place[2])]
+        if len(held) <= max(3, len(places) ** 0.5):
+            found, expected = found + sum(pairs(held)), expected + len(pairs(held)) * chance
+    return min(1, max(0, (found - expected + 8) / (expected * (1 - chance) + 8)))
+
+
+def weigh(documents, query):
     """BM25 with the words around and by passage, document by document and word by word."""
     tokens = {doc.id: words(doc.text) for doc in documents}
     size = {doc.id: word_count(doc.text) for doc in documents}
