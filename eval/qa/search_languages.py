@@ -2,8 +2,9 @@
 
     python eval/qa/search_languages.py DATA
 
-DATA holds XQuAD's files (google-deepmind/xquad), xquad.LANGUAGE.json, and those of JaQuAD's development set
-(SkelterLabsInc/JaQuAD), jaquad_dev_*.json. A pool is the sentences of 12 articles, a
+DATA holds XQuAD's files (google-deepmind/xquad), xquad.LANGUAGE.json, and the development sets of JaQuAD
+(SkelterLabsInc/JaQuAD), jaquad_dev_*.json, of CMRC 2018 (ymcui/cmrc2018), cmrc2018_dev.json of squad-style-data, and of
+DRCD (DRCKnowledgeTeam/DRCD), DRCD_dev.json. A pool is the sentences of 12 articles (of CMRC 60, of a paragraph each), a
 paragraph a chunk. The evidence of a question is the sentence in which its answer begins. Thai has no sentence marks,
 so most of its paragraphs are one text. In `mixed` the articles are in Chinese, Arabic, German and English in turn, each
 with its questions. `ja` and `code-mixed` are small chats of our own (`eval/qa/pools/`). Writes search-languages.json
@@ -32,7 +33,8 @@ from common import make_parser, replace_table
 METHODS = ("bm25", "dense", "flat", "soft")
 LANGUAGES = ("zh", "ar", "de", "ru", "hi", "th")
 MIXED = ("zh", "ar", "de", "en")
-SETS = (*LANGUAGES, "mixed", "jaquad", "ja", "code-mixed")
+OTHERS = {"jaquad": "jaquad_dev_*.json", "cmrc": "cmrc2018_dev.json", "drcd": "DRCD_dev.json"}
+SETS = (*LANGUAGES, "mixed", *OTHERS, "ja", "code-mixed")
 POOLS = Path(__file__).parent / "pools" / "languages.jsonl"
 ARTICLES = 12
 SENTENCE = re.compile(r".+?(?:[.!?\u0964](?=\s|$)|[\u3002\uff01\uff1f]|$)", re.DOTALL)
@@ -44,16 +46,17 @@ Articles = Sequence[dict[str, Any]]
 
 
 def load_articles(data: Path, language: str) -> Articles:
-    """Return the articles of a language, or of JaQuAD."""
-    if language == "jaquad":
-        files = sorted(data.glob("jaquad_dev_*.json"))
-        return [article for file in files for article in json.loads(file.read_text(encoding="utf-8"))["data"]]
-    return json.loads((data / f"xquad.{language}.json").read_text(encoding="utf-8"))["data"]
+    """Return the articles of a language, or of a set of OTHERS."""
+    pattern = OTHERS.get(language, f"xquad.{language}.json")
+    files = sorted(data.glob(pattern))
+    if not files:
+        raise FileNotFoundError(f"no {pattern} in {data}")
+    return [article for file in files for article in json.loads(file.read_text(encoding="utf-8"))["data"]]
 
 
-def make_pools(articles: Articles) -> list[Task]:
-    """Return a task for every 12 articles."""
-    return [_pool(f"pool-{start}", articles[start : start + ARTICLES]) for start in range(0, len(articles), ARTICLES)]
+def make_pools(articles: Articles, size: int = ARTICLES) -> list[Task]:
+    """Return a task for every `size` articles."""
+    return [_pool(f"pool-{start}", articles[start : start + size]) for start in range(0, len(articles), size)]
 
 
 def _pool(name: str, articles: Articles) -> Task:
@@ -87,10 +90,13 @@ def difference(ranks: Sequence[EvidenceRanks], base: Sequence[EvidenceRanks]) ->
 def load_sets(data: Path, names: Sequence[str]) -> dict[str, list[Task]]:
     """Return the tasks of each set."""
     pools = {task.id: [task] for task in load_tasks(POOLS)}
-    squads = [name for name in names if name in (*LANGUAGES, "jaquad")]
+    squads = [name for name in names if name in (*LANGUAGES, *OTHERS)]
     languages = [*squads, *(MIXED if "mixed" in names else ())]
     articles = {language: load_articles(data, language) for language in dict.fromkeys(languages)}
-    sets = {name: make_pools(articles[name]) if name in squads else pools.get(name, []) for name in names}
+    sets = {
+        name: make_pools(articles[name], 60 if name == "cmrc" else ARTICLES) if name in squads else pools.get(name, [])
+        for name in names
+    }
     if "mixed" in names:
         mixed = [articles[MIXED[index % len(MIXED)]][index] for index in range(len(articles["en"]))]
         sets["mixed"] = make_pools(mixed)
