@@ -288,9 +288,21 @@ class TransformersPolicy:
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of rendered prompts; the template has written the special tokens."""
         unique = list(dict.fromkeys(texts))
-        encoded = self.tokenizer(unique, add_special_tokens=False)["input_ids"]
-        ids = dict(zip(unique, encoded, strict=True))  # type: ignore[arg-type]
+        encoded: Any = self.tokenizer(unique, add_special_tokens=False)["input_ids"]
+        for row in encoded:
+            self.check_embedded(row)
+        ids = dict(zip(unique, encoded, strict=True))
         return [ids[text] for text in texts]
+
+    def check_embedded(self, ids: Sequence[int]) -> None:
+        """Raise `PolicyError` for a token that the tokenizer was given and the model has no embedding for."""
+        rows = self.model.config.get_text_config().vocab_size
+        if (largest := max(ids, default=0)) >= rows:
+            raise PolicyError(
+                f"policy {self.name!r} has embeddings for {rows} tokens, and its tokenizer's "
+                f"{self.tokenizer.convert_ids_to_tokens(largest)!r} is number {largest}: it was added to the tokenizer "
+                "alone; resize the model (resize_token_embeddings) and save both, or take the token out of the text"
+            )
 
 
 def merge_adapter(base: TransformersPolicy, folder: str | Path) -> TransformersPolicy:

@@ -218,17 +218,21 @@ def end_of_turn_id(policy: TransformersPolicy) -> int:
     return template_ids[-1] if template_ids else eos_id if eos_id in policy.eos_ids else min(policy.eos_ids)
 
 
-def check_room(policy: TransformersPolicy, length: int, source: str) -> None:
-    """Raise `DataError` if a row has more tokens than the model takes.
+def check_row(policy: TransformersPolicy, ids: Sequence[int], source: str) -> None:
+    """Raise `DataError` if a row has more tokens than the model takes, or one that the model does not know.
 
     Args:
         policy: Policy with its maximum number of positions.
-        length: Tokens of the row.
+        ids: Prompt and reply.
         source: file:line for the error.
     """
-    if policy.positions is not None and length > policy.positions:
+    try:
+        policy.check_embedded(ids)
+    except PolicyError as error:
+        raise DataError(f"{source}: {error}") from error
+    if policy.positions is not None and len(ids) > policy.positions:
         raise DataError(
-            f"{source}: {length} tokens with its prompt, policy {policy.name!r} takes {policy.positions}: shorten it "
+            f"{source}: {len(ids)} tokens with its prompt, policy {policy.name!r} takes {policy.positions}: shorten it "
             "or leave it out"
         )
 

@@ -48,7 +48,7 @@ from memalpha.qa.evaluate import MemoryScorer
 from memalpha.store.schema import MemorySchema
 from memalpha.store.values import key_value
 from memalpha.train.data.chat_format import (
-    check_room,
+    check_row,
     decode,
     encode,
     encode_reply,
@@ -111,7 +111,7 @@ class Demonstrator:
                 text = format_calls(parse_calls(text), self._form, observation.entries if observation else ())
             ids = encode_reply(self._policy, text, source)
             prompt = self._policy.render_request(request)
-            check_room(self._policy, len(prompt) + len(ids), source)
+            check_row(self._policy, [*prompt, *ids], source)
             if len(ids) > request.max_new_tokens:
                 raise DataError(
                     f"{source}: the demonstration has {len(ids)} tokens, agent.max_new_tokens={request.max_new_tokens} "
@@ -275,7 +275,7 @@ def load_rows(path: Path, policy: TransformersPolicy) -> list[list[TrainingSampl
             if not prompt:
                 raise DataError(f"{source}: {field}: there is no prompt before it")
             ids = encode_reply(policy, reply, f"{source}: {field}")
-            check_room(policy, len(prompt) + len(ids), source)
+            check_row(policy, [*prompt, *ids], source)
             rows.append(cross_entropy_sample(prompt, ids, task=str(task)))
         rows_by_line.append(rows)
     return rows_by_line

@@ -32,7 +32,7 @@ from memalpha.policy.reward_model import encode_row
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.train.algorithms.dpo import build_pair_row
 from memalpha.train.data.chat_format import (
-    check_room,
+    check_row,
     encode,
     encode_reply,
     format_message,
@@ -88,7 +88,8 @@ def read_pairs(path: Path, policy: TransformersPolicy) -> list[Pair]:
             raise DataError(f"{source}: prompt: is empty")
         replies = zip(("chosen", "rejected"), (line.chosen, line.rejected), strict=True)
         chosen, rejected = (encode_reply(policy, reply, f"{source}: {field}") for field, reply in replies)
-        check_room(policy, len(prompt) + max(len(chosen), len(rejected)), source)
+        for reply in (chosen, rejected):
+            check_row(policy, [*prompt, *reply], source)
         pairs.append(Pair(source, tuple(prompt), chosen, rejected))
     return pairs
 
@@ -219,7 +220,8 @@ def read_reward_examples(path: Path, policy: TransformersPolicy, objectives: Seq
             if rating
             else _parse_comparison(value, policy, objectives, source)
         )
-        check_room(policy, max(len(prompt) + len(reply) for prompt, reply in example.rows), source)
+        for prompt, reply in example.rows:
+            check_row(policy, [*prompt, *reply], source)
         examples.append(example)
     return examples
 

@@ -292,6 +292,18 @@ def test_a_json_list_of_rows_is_read(tmp_path):
         load_rows(tmp_path / "mine.json", policy())
 
 
+def test_a_token_without_an_embedding_is_named(tmp_path):
+    own = tiny_policy()
+    own.tokenizer.add_tokens(["<extra>"])
+    for line in (
+        {"prompt": "a", "completion": "<extra>"},
+        {"prompt": [{**USER, "content": "<extra>"}], "completion": "b"},
+    ):
+        write(tmp_path / "mine.jsonl", [line])
+        with pytest.raises(DataError, match=r"mine\.jsonl:1: .*'<extra>' is number \d+: it was added to the tokenizer"):
+            load_rows(tmp_path / "mine.jsonl", own)
+
+
 def test_rows_in_utf_16_are_read(tmp_path):
     (tmp_path / "mine.jsonl").write_text('{"prompt": "a", "completion": "\u00e9"}\n', encoding="utf-16")
     [[row]] = load_rows(tmp_path / "mine.jsonl", policy())
