@@ -423,8 +423,8 @@ def _common_setup(reports: Sequence[Report]) -> str:
         rules.setdefault(report.summary["conflicts"], []).append(report.name)
     listed = [f"{rule} ({', '.join(names)})" if len(rules) > 1 else rule for rule, names in rules.items()]
     rule = "" if list(rules) == ["keep"] else f"; conflicts: {'; '.join(listed)}"
-    shown = "" if k is None else f", of search {k} passages"
-    return f"reader: {reader}{rule}{ceiling}; metric: {metric}; budget: {budget} tokens of context{shown}"
+    shown = "" if k is None else f", the best {k} passages of a search"
+    return f"reader: {reader}{rule}{ceiling}; metric: {metric}; budget: {budget} tokens (characters / 4){shown}"
 
 
 def ceiling_of(reports: Sequence[Report]) -> tuple[float, str] | None:
