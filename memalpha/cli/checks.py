@@ -15,6 +15,7 @@ from memalpha.cli.options import (
     StoreFile,
     WriterSettings,
     format_entry,
+    load_policy,
     open_store,
     parse_store_writer,
     parse_writer_settings,
@@ -95,7 +96,6 @@ def consolidate(
     """
     from memalpha.agent import consolidate as consolidation
     from memalpha.agent.prompts import prompted_config
-    from memalpha.policy.load import load_policy
 
     if undo and (apply or policy is not None):
         raise ConfigError("--undo: undoes the last consolidation: leave --apply and --policy out")
@@ -172,7 +172,6 @@ def check_policy(
         PolicyError: The policy cannot be loaded, or cannot write a memory.
     """
     from memalpha.agent import policy_check
-    from memalpha.policy.load import load_policy
 
     config = parse_writer_settings(settings)
     result = policy_check.check_policy(load_policy(policy, device="meta"), config)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from memalpha.arguments import counted
-from memalpha.cli.options import AsJson, WriterSettings, parse_writer_settings, print_result, to_json_value
+from memalpha.cli.options import (
+    AsJson,
+    WriterSettings,
+    load_policy,
+    parse_writer_settings,
+    print_result,
+    show_status,
+    to_json_value,
+)
 from memalpha.config import AgentConfig, ReaderConfig, parse_overrides
 from memalpha.errors import ConfigError
 from memalpha.policy.base import BilledPolicy, Policy, format_bill
@@ -113,7 +120,7 @@ def prepare(
         if value is not None:
             options[key] = value
     check_outputs(out, held_out, [name, *([options["data"]] if "data" in options else [])])
-    with _status(f"reading {name}"):
+    with show_status(f"reading {name}"):
         tasks = load_tasks(name, **options)
         save_tasks(tasks, out, held_out)
         held = 0 if held_out is None else len(load_tasks(held_out))
@@ -145,7 +152,7 @@ def check(name: Name, overrides: DataOptions = None, as_json: AsJson = False) ->
     """
     from memalpha.tasks.verify import check_data_set as check_data
 
-    with _status(f"checking {name}"):
+    with show_status(f"checking {name}"):
         result = check_data(name, **_load_options(_parse_options(overrides)))
     print_result(result, as_json, "\n".join(_format_check(result)))
     if result.problems:
@@ -192,7 +199,7 @@ def overlap(
     for key, value in keys.items():
         if not isinstance(value, int) or isinstance(value, bool):
             raise ConfigError(f"{key}={value!r}: a whole number is needed")
-    with _status(f"reading {train} and {test}"):
+    with show_status(f"reading {train} and {test}"):
         train_tasks, test_tasks = (
             load_tasks(name, **_load_options(side_options[side])) for name, side in ((train, "train"), (test, "test"))
         )
@@ -259,12 +266,12 @@ def write(
         PolicyError: The teacher did not answer; what is done stays.
     """
     from memalpha.agent.prompts import prompted_config
-    from memalpha.policy.load import load_policy
     from memalpha.qa.reader import PolicyReader, load_reader
     from memalpha.qa.teacher import NO_CALL, RowsFile, load_teacher, write_rows
 
     file, tasks = RowsFile(out), list(load_tasks(name, **_load_options(_parse_options(overrides))))
-    teacher = load_teacher(policy, _parse_price(price))
+    with show_status(f"loading {policy}"):
+        teacher = load_teacher(policy, _parse_price(price))
     own = (
         "extractive" if teacher.name.startswith("scripted:") else ReaderConfig(kind="policy")
     )  # a script answers nothing
@@ -361,7 +368,8 @@ def ask(
 
     options = _load_options(_parse_options(overrides))
     tasks = load_conversations(name, out, options=options, held_out=held_out, split=split)
-    teacher = load_teacher(policy, _parse_price(price))
+    with show_status(f"loading {policy}"):
+        teacher = load_teacher(policy, _parse_price(price))
     asker = Asker(
         teacher,
         None if reader is None else load_reader(reader),
@@ -414,12 +422,6 @@ def _format_bills(*policies: Policy) -> list[str]:
     """Format what the answers of this call cost, for each policy behind an endpoint."""
     billed = [policy for policy in dict.fromkeys(policies) if isinstance(policy, BilledPolicy)]
     return [format_bill(policy.name, policy.statistics()) for policy in billed]
-
-
-def _status(text: str) -> AbstractContextManager[object]:
-    from rich.console import Console
-
-    return Console(stderr=True).status(text)
 
 
 def _format_details(info: DataSet) -> list[str]:

@@ -25,6 +25,9 @@ from memalpha.text_files import read_text as read_text_file
 from memalpha.types import Chunk, MemoryEntry
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
+    from memalpha.policy.base import Policy
     from memalpha.store.store import MemoryStore
 
 Route = Literal["soft", "hard", "flat", "dense", "bm25"]
@@ -101,6 +104,21 @@ def open_store(
         note = f"memalpha: nothing was written to namespace {namespace}, but to {some} (--namespace)"
         print(visible(note), file=sys.stderr)
     return store
+
+
+def show_status(text: str) -> Status:
+    """Show a line on a terminal's stderr while the block runs."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(text)
+
+
+def load_policy(name: str, *, device: str = "cpu") -> Policy:
+    """Load a policy and say so, which takes seconds with torch; see `policy.load.load_policy`."""
+    with show_status(f"loading {name}"):
+        from memalpha.policy.load import load_policy
+
+        return load_policy(name, device=device)
 
 
 _EXAMPLE = """write '{"key": "value"}' in single quotes"""

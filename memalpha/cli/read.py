@@ -21,11 +21,13 @@ from memalpha.cli.options import (
     SchemaName,
     StoreFile,
     WriterSettings,
+    load_policy,
     open_store,
     parse_store_writer,
     parse_trust,
     print_result,
     read_chunks,
+    show_status,
     split_settings,
     to_json_value,
     visible,
@@ -98,7 +100,6 @@ def read(
     from memalpha.agent.agent import MemoryAgent, prompted_config
     from memalpha.agent.conversations import MAX_ERRORS, read_conversations
     from memalpha.policy.base import RULE_POLICIES
-    from memalpha.policy.load import load_policy
 
     if namespaces is not None:
         single_options = {"--namespace": namespace != DEFAULT_NAMESPACE, "--timestamp": timestamp is not None}
@@ -134,7 +135,8 @@ def read(
         agent = MemoryAgent(writer, memory, config, trust=trust)
         for index, chunk in enumerate(chunks):
             try:
-                turn = agent.read(chunk, source=str(file), speaker=speaker)
+                with show_status(f"reading chunk {index + 1} of {len(chunks)}"):
+                    turn = agent.read(chunk, source=str(file), speaker=speaker)
                 results, problems = [*results, *turn.results], problems + Counter(turn.problems)
             except PromptTooLong as error:
                 remedy = "split that chunk" if file.suffix == ".jsonl" else f"lower --chunk (now {chunk_size})"

@@ -15,6 +15,7 @@ from memalpha.cli.options import (
     Namespace,
     SchemaName,
     StoreFile,
+    load_policy,
     parse_reader_settings,
     parse_store_writer,
     parse_trust,
@@ -134,7 +135,6 @@ def serve(
         raise ConfigError("policy: name the writer, --policy RUN or MODEL, or use --read-only")
     with quiet_stdout():  # model libraries print while they load
         from memalpha.agent.agent import default_reader, prompted_config
-        from memalpha.policy.load import load_policy
         from memalpha.store.store import MemoryStore
 
         writer = None if policy is None else load_policy(policy)

@@ -22,6 +22,7 @@ from memalpha.cli.options import (
     StoreFile,
     Where,
     format_entry,
+    load_policy,
     open_store,
     parse_json_object,
     parse_reader_settings,
@@ -184,7 +185,6 @@ def ask(
     """
     from memalpha.agent.agent import default_reader, prompted_config
     from memalpha.agent.reader import ExtractiveReader
-    from memalpha.policy.load import load_policy
 
     reader_settings = parse_reader_settings(settings)
     if reader_settings is not None and policy is None:

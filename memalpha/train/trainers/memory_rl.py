@@ -37,7 +37,7 @@ from memalpha.train.trainers.evaluations import (
 )
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rl import EarlyStop, ReinforcementStep, build_algorithm_engine
-from memalpha.train.trainers.trainer import Trainer, load_start, settle_defaults
+from memalpha.train.trainers.trainer import Trainer, load_with_defaults
 from memalpha.types import Task, Trajectory
 
 BASELINES = {"append_only": "append-only", "oracle": "oracle"}
@@ -58,9 +58,9 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     tasks, curriculum = source, config.sampling.curriculum
     if curriculum is not None:
         tasks = Curriculum(curriculum, source.tasks_of_level, config.tasks_per_step, config.seed)
-    start = load_start(config)
-    policy, display = start.policy, Display(quiet=not directory.world.is_main)
-    config = settle_defaults(config, start, display)
+    display = Display(quiet=not directory.world.is_main)
+    config, start = load_with_defaults(config, display)
+    policy = start.policy
     policies = FrozenPolicies(config)
     config = policies.with_trained_prompts(config, policy)
     policy.set_prompt_style(config.agent.prompt, config.agent.form)

@@ -61,8 +61,7 @@ from memalpha.train.trainers.trainer import (
     Trainer,
     build_engine,
     check_device_map,
-    load_start,
-    settle_defaults,
+    load_with_defaults,
 )
 
 L = TypeVar("L")
@@ -128,8 +127,8 @@ def load_lines(config: PairsConfig, read: Callable[[Path], list[L]], unit: str) 
 
 def preference_trainer(config: PreferenceConfig, directory: RunDirectory) -> Trainer:
     """Compose a run that makes better replies more likely than worse ones."""
-    start, loss = load_start(config), LossSettings(ce_normalizer="unit")
-    config = settle_defaults(config, start, Display(quiet=not directory.world.is_main))
+    loss = LossSettings(ce_normalizer="unit")
+    config, start = load_with_defaults(config, Display(quiet=not directory.world.is_main))
     engine = build_engine(start.policy, config, loss, directory.world, reference=not config.dpo.reference_free)
     learner = PreferenceLearner(engine, config.dpo)
     return pairs_trainer(config, directory, start, learner, lambda path: read_pairs(path, start.policy))
@@ -180,8 +179,7 @@ class PreferenceLearner(RowLearner[Pair]):
 
 def reward_model_trainer(config: RewardModelConfig, directory: RunDirectory) -> Trainer:
     """Compose a run that trains a reward model on pairs, rated replies or both."""
-    start = load_start(config)
-    config = settle_defaults(config, start, Display(quiet=not directory.world.is_main))
+    config, start = load_with_defaults(config, Display(quiet=not directory.world.is_main))
     learner = RewardModelLearner(build_reward_engine(start.policy, config, directory.world), config)
     names = list(config.objectives)
     return pairs_trainer(

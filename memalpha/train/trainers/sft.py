@@ -60,7 +60,7 @@ from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import FrozenPolicies, TaskEvaluations
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rows import RowEvaluations, RowLearner, RowStep
-from memalpha.train.trainers.trainer import Trainer, build_engine, load_start, settle_defaults
+from memalpha.train.trainers.trainer import Trainer, build_engine, load_with_defaults
 from memalpha.types import Task
 
 TASKS_PER_BATCH = 32
@@ -334,9 +334,9 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
     is_rejection_sampling, evaluates = config.source == "best", config.evaluation.evaluate
     needs_tasks = config.source in ("best", "gold", "erl") or config.source.startswith("scripted:")
     source = TaskSource(config) if needs_tasks or evaluates else None
-    start, world = load_start(config), directory.world
-    policy, display = start.policy, Display(quiet=not world.is_main)
-    config = settle_defaults(config, start, display)
+    world, display = directory.world, Display(quiet=not directory.world.is_main)
+    config, start = load_with_defaults(config, display)
+    policy = start.policy
     policies = FrozenPolicies(config)
     config = policies.with_trained_prompts(config, policy)
     policy.set_prompt_style(config.agent.prompt, config.agent.form)

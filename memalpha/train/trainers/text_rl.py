@@ -34,7 +34,7 @@ from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import TaskEvaluations
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine
-from memalpha.train.trainers.trainer import Trainer, load_start, settle_defaults
+from memalpha.train.trainers.trainer import Trainer, load_with_defaults
 from memalpha.types import SampleRequest, TextTask, Trajectory
 
 FeedbackFunction = Callable[..., Any]
@@ -67,9 +67,9 @@ def text_trainer(
     check_rewards(source.known_tasks, environment)
     scorer = TextScorer(environment)
     feedback = _feedback_function(config, feedback_func, scorer)
-    start = load_start(config)
-    policy, display = start.policy, Display(quiet=not world.is_main)
-    config = settle_defaults(config, start, display)
+    display = Display(quiet=not world.is_main)
+    config, start = load_with_defaults(config, display)
+    policy = start.policy
     for note in source.notes:
         display.log(note)
     sampler = make_sampler(policy, config)

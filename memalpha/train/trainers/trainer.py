@@ -132,14 +132,18 @@ def load_start(config: LearnerConfig) -> RunStart:
     return RunStart(policy, weights_fingerprint(policy.model), started_at)
 
 
-def settle_defaults(config: C, start: RunStart, display: Display) -> C:
-    """Return the settings with the defaults that depend on the model, and show these and what does not suit it.
+def load_with_defaults(config: C, display: Display) -> tuple[C, RunStart]:
+    """Load the start policy and settle the defaults that depend on it.
 
     Args:
         config: Settings of the run.
-        start: Start policy.
         display: Shows the learning rate if the settings name none, and settings that suit small models only.
+
+    Raises:
+        PolicyError: The policy has no weights.
     """
+    display.log(f"loading {config.policy}")
+    start = load_start(config)
     parameters, settled = start.policy.parameters, config.with_learning_rate(start.policy.parameters)
     if settled is not config:
         trained = "all weights" if config.lora is None else "lora"
@@ -149,7 +153,7 @@ def settle_defaults(config: C, start: RunStart, display: Display) -> C:
         )
     for note in settings_of_small_models(settled, parameters):
         display.log(note)
-    return settled
+    return settled, start
 
 
 def settings_of_small_models(config: LearnerConfig, parameters: int) -> list[str]:
