@@ -109,6 +109,7 @@ def shrunk(recipe: str, folder: Path, **changes: Any) -> TrainConfig | SFTConfig
     }
     if isinstance(shipped, SFTConfig):
         sizes |= {"tasks": 2, "optimizer": {"batch_rows": 2}, "agent": {"max_new_tokens": 160}}  # a whole gold reply
+        sizes["evaluation"] = {"validation_tasks": 1, "evaluate": False}
         return training_config(shipped, merge(sizes, changes))
     sizes |= {
         "reader": {"max_new_tokens": 4},
