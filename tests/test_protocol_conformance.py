@@ -12,11 +12,10 @@ import pytest
 
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.reader import Answer
-from memalpha.errors import EmbedderError, MemalphaError, PolicyError, RewardError
+from memalpha.errors import EmbedderError, MemalphaError, PolicyError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate
 from memalpha.qa.scoring.judge import Item, Judge
-from memalpha.rewards.base import named
 from memalpha.rewards.evaluate import evaluate_text
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import WorkingMemory
@@ -241,34 +240,6 @@ class TestJudge:
     def test_wrong_weights_are_refused(self, weights: list[Any]) -> None:
         with pytest.raises(MemalphaError, match="weights"):
             Judge([_Policy(raise_error)], weights)
-
-
-class TestRewardFunction:
-    """Reward functions: a number or None for each row."""
-
-    VALUES: ClassVar[dict[str, Callable[..., Any]]] = {
-        "None": lambda completions, **_: None,
-        "a number": lambda completions, **_: 1.0,
-        "a text": lambda completions, **_: "1",
-        "no value": lambda completions, **_: [],
-        "one more": lambda completions, **_: [1.0] * (len(completions) + 1),
-        "texts": lambda completions, **_: ["1"] * len(completions),
-        "NaN": lambda completions, **_: [float("nan")] * len(completions),
-        "inf": lambda completions, **_: [float("inf")] * len(completions),
-        "huge": lambda completions, **_: [10**400] * len(completions),
-        "arrays": lambda completions, **_: [np.ones(2)] * len(completions),
-        "objects": lambda completions, **_: [object()] * len(completions),
-        "raising": raise_error,
-    }
-
-    @pytest.mark.parametrize("values", VALUES)
-    def test_a_wrong_value_is_refused(self, values: str) -> None:
-        function = self.VALUES[values]
-        with pytest.raises(RewardError, match="faulty"):
-            named(function, "faulty")(["2 + 2"], ["4"])
-        policy = ScriptedPolicy("fixed", text="4")
-        with pytest.raises(RewardError, match="faulty"):
-            evaluate_text(policy, [TextTask(id="a", prompt="2 + 2")], [named(function, "faulty")])
 
 
 class _Connection:

@@ -69,6 +69,7 @@ def test_what_does_not_apply_is_left_out():
         ([-math.inf, 1], "row 0: -inf is not a finite number"),
         (["1", 1], "row 0: '1' is not a finite number"),
         ([{}, 1], "row 0: {} is not a finite number"),
+        ([np.ones(2), 1], r"row 0: array.* is not a finite number"),
         ([1, 10**400], "row 1: 1000.* is not a finite number"),
         (1.0, "gave 1.0: a list of 2 numbers"),
         ("12", "gave '12': a list of 2 numbers"),
@@ -346,6 +347,7 @@ def test_a_python_part_is_imported_from_the_working_directory(tmp_path, monkeypa
     )
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
+    monkeypatch.setattr(sys, "path", [*before])
     parts = [
         PythonPart(kind="python", function="own_rewards:short", name="a"),
         PythonPart(kind="python", function="own_rewards:short", arguments={"most": 5}, name="b"),
@@ -353,7 +355,7 @@ def test_a_python_part_is_imported_from_the_working_directory(tmp_path, monkeypa
     ]
     [reward] = score_texts(load_rewards(parts), ["p"], ["abcd"], {})
     assert reward.components == {"a": (0.0,), "b": (1.0,), "Fixed": (0.25,)}
-    assert sys.path == before
+    assert sys.path == [*before, str(tmp_path)], "for what its functions import later, and behind all else"
     for function in ("nowhere_at_all:f", "own_rewards:missing"):
         with pytest.raises(ConfigError, match=rf"rewards\.0: function: '{function}' cannot be found"):
             load_rewards([PythonPart(kind="python", function=function)])
