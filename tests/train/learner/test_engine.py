@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import oracle
@@ -20,7 +21,7 @@ from memalpha.train.learner.async_engine import Learner
 from memalpha.train.learner.engine import Engine, normalize, scheduled_learning_rate
 from memalpha.train.learner.losses import LossSettings, loss_sum
 from memalpha.train.learner.token_logprobs import head_logprobs
-from memalpha.types import SampleRequest, Turn
+from memalpha.types import Completion, SampleRequest, Turn
 
 UNSPLIT, SINGLE_ROWS = 10**9, 1
 
@@ -29,24 +30,28 @@ def config(**changes) -> TrainConfig:
     return TrainConfig(**{"out": "unused", "warmup_steps": 0, "decay_fraction": 0.0, "learning_rate": 1e-3, **changes})
 
 
-def sampled_rows(count: int = 24, temperature: float = 1.0, seed: int = 0):
-    """Sample ragged rows from the random tiny model and give them random advantages."""
-    policy = tiny_policy(seed)
+@cache
+def completions(count: int) -> list[Completion]:
+    """Sample ragged completions from the random tiny model."""
     requests = [
         SampleRequest(
             messages=({"role": "user", "content": "x" * (3 + 5 * (i % 7)) + str(i % 3)},),
             key=(1, i),
-            temperature=temperature,
+            temperature=1.0,
             max_new_tokens=4 + 3 * (i % 6),
         )
         for i in range(count)
     ]
-    advantages = np.random.default_rng(seed).normal(size=count)
-    rows = [
+    return tiny_policy().sample(requests)
+
+
+def sampled_rows(count: int = 24):
+    """Return the model and rows that it sampled, with random advantages."""
+    advantages = np.random.default_rng(0).normal(size=count)
+    return tiny_model(), [
         policy_gradient_sample(Turn(chunk=0, completion=c), float(a), task=str(i))
-        for i, (c, a) in enumerate(zip(policy.sample(requests), advantages, strict=True))
+        for i, (c, a) in enumerate(zip(completions(count), advantages, strict=True))
     ]
-    return policy.model, rows
 
 
 def gradient(learner: Engine, rows) -> torch.Tensor:
