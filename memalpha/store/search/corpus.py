@@ -2,7 +2,7 @@
 
 For a query, every live document gets
 
-    score = coverage ** 2 * scale(dense) + confidence * scale(bm25) + prior(group) + 2 * category(group)
+    score = coverage ** 2 * (scale(dense) + 2 * category(group)) + confidence * scale(bm25) + prior(group)
             + .3 * role + .15 * question
     prior(group) = (bm25 of the members together / the best group's + prototype's inner product / the best group's) / 2
     category(group) = inner product with the vector of the category's name and description

@@ -600,7 +600,7 @@ def score_documents(
         terms.append(weights.get("group", 1.0) * features.group_prior)
     if features.category is not None:
         parts["category"] = features.category
-        terms.append(weights.get("category", CATEGORY_WEIGHT) * features.category)
+        terms.append(coverage**2 * weights.get("category", CATEGORY_WEIGHT) * features.category)
     named = (("role", ROLE_WEIGHT if uses_roles else 0.0), ("question", QUESTION_WEIGHT))
     for mask, (name, weight) in zip(features.marks.T, named, strict=True) if features.marks is not None else ():
         if weight and mask.any():

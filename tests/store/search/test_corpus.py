@@ -13,7 +13,7 @@ from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.filters import parse_filter
 from memalpha.store.search.corpus import Corpus, Document
-from memalpha.store.search.ranking import ROUTES, Boost, SearchOptions
+from memalpha.store.search.ranking import CATEGORY_WEIGHT, ROUTES, Boost, SearchOptions
 from memalpha.types import MemoryEntry
 
 EMBEDDER = CachedEmbedder(HashEmbedder(64))
@@ -126,12 +126,15 @@ def test_a_boost_that_means_nothing_is_refused(options, message):
         Boost(**options)
 
 
-def test_vectors_count_by_the_square_of_the_share_that_the_embedder_knows():
+@pytest.mark.parametrize("route", ["flat", "soft"])
+def test_vectors_count_by_the_square_of_the_share_that_the_embedder_knows(route):
     class Half(HashEmbedder):
         def coverage(self, texts):
             return [0.5] * len(texts)
 
-    corpus, query = Corpus(Half(64), DOCS), "the city of Oslo"
+    descriptions = {"semantic": "facts about a city", "episodic": "trips"}
+    corpus, query = Corpus(Half(64), DOCS, descriptions=descriptions), "the city of Oslo"
     vectors = HashEmbedder(64).encode([query])
-    options = SearchOptions(5, route="flat", vector=vectors[0], weights={"dense": 0.25})
-    assert [search(corpus, query, 5, route="flat")] == corpus.search_many([query], options, vectors)
+    weights = {"dense": 0.25, "category": 0.25 * CATEGORY_WEIGHT}
+    options = SearchOptions(5, route=route, vector=vectors[0], weights=weights)
+    assert [search(corpus, query, 5, route=route)] == corpus.search_many([query], options, vectors)
