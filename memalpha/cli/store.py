@@ -6,12 +6,13 @@ Those on the log are history, diff, undo, redo, revert, review, fork and erase.
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from memalpha.arguments import counted
+from memalpha.arguments import check_path, counted
 from memalpha.cli.options import (
     AsJson,
     AsOf,
@@ -34,10 +35,6 @@ from memalpha.config import AgentConfig
 from memalpha.errors import ConfigError, DuplicateContent, ScrubPending, StoreError
 from memalpha.store.fields import check_timestamp
 from memalpha.types import MemoryEntry, Operation
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
 
 Source = Literal["jsonl", "markdown"]
 _MARKDOWN = (".md", ".markdown")
@@ -270,9 +267,11 @@ def export(
     Raises:
         StoreError: There is no store, or the file cannot be written.
     """
+    from memalpha.store.io.markdown import export_markdown
+
     with open_store(store, None, namespace, reads=True) as memory:
         if file.suffix.lower() in _MARKDOWN:
-            count, noun, key = _markdown().export_markdown(memory, file), "entry", "entries"
+            count, noun, key = export_markdown(memory, file), "entry", "entries"
         else:
             count, noun, key = memory.export_jsonl(file), "operation", "operations"
     print_result({key: count, "path": str(file)}, as_json, f"{counted(count, noun)}: {file}")
@@ -300,16 +299,17 @@ def import_(
         DataError: The file does not fit; nothing is imported then.
         StoreError: The store cannot be opened.
     """
-    from memalpha.store.io.jsonl import read_jsonl
+    from memalpha.store.io import jsonl, markdown
 
     is_markdown = source == "markdown" or (source is None and file.suffix.lower() in _MARKDOWN)
-    # Refuse an unreadable file before a store is created.
+    # Refuse an unreadable file before a store is created; read it once, for it may be a pipe.
+    check_path("FILE", file)
     if is_markdown:
-        _markdown().read_markdown(file)
+        apply = partial(markdown.import_markdown, path=file, document=markdown.read_markdown(file))
     else:
-        read_jsonl(file)
+        apply = partial(jsonl.import_lines, path=file, lines=jsonl.read_jsonl(file))
     with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
-        count = _markdown().import_markdown(memory, file) if is_markdown else memory.import_jsonl(file)
+        count = apply(memory)
     print_result({"operations": count, "path": str(store)}, as_json, f"{counted(count, 'operation')}: {store}")
 
 
@@ -333,12 +333,6 @@ def copy(
     counts = copy_store(source, target)
     lines = [f"{counted(count, 'operation')}: namespace {name}" for name, count in counts.items()]
     print_result({"namespaces": counts}, as_json, "\n".join(lines) or "the store has no namespaces")
-
-
-def _markdown() -> ModuleType:
-    from memalpha.store.io import markdown
-
-    return markdown
 
 
 def history(

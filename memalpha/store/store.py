@@ -63,7 +63,7 @@ from memalpha.store.fields import (
 )
 from memalpha.store.filters import Filter, Where, filter_fields
 from memalpha.store.history import Diff, Revert, revert
-from memalpha.store.io.jsonl import apply_lines, read_jsonl, stored_contents, write_jsonl
+from memalpha.store.io.jsonl import import_lines, read_jsonl, write_jsonl
 from memalpha.store.memory import Memory, html_table, refuse_other_keywords
 from memalpha.store.open import back_up, create_namespace, is_url, is_writable, open_database, open_namespace
 from memalpha.store.quarantine import ACCEPTED, WRITER, Quarantined, list_quarantined
@@ -1063,13 +1063,7 @@ class MemoryStore(Memory):
             DataError: A line is invalid; the message names file, line and field.
         """
         check_path("path", path)
-        lines = read_jsonl(Path(path))
-        contents = stored_contents(path, lines)
-        for content in contents:
-            check_content_size(content, self.max_content)
-        vectors = self.recorded_embedder.embed(contents, self.rows)
-        with self._transaction(write=True):
-            return apply_lines(self.rows, path, lines, vectors)
+        return import_lines(self, path, read_jsonl(Path(path)))
 
     @contextmanager
     def _transaction(self, *, write: bool = False) -> Iterator[LogEnd]:

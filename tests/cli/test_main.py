@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -141,6 +142,10 @@ def test_export_and_import_of_a_log(memalpha, store: Path, tmp_path: Path) -> No
     assert json.loads(memalpha("export", store, file, "--json")[1])["operations"] == 1
     assert memalpha("import", copy, file, "--embedder", "hash")[1] == f"1 operation: {copy}\n"
     assert memalpha("show", copy)[1] == memalpha("show", store)[1]
+    output, entrance = os.pipe()  # as a shell's <(cat log.jsonl): what was read is gone
+    os.write(entrance, file.read_bytes())
+    os.close(entrance)
+    assert memalpha("import", tmp_path / "piped.db", f"/dev/fd/{output}")[1].startswith("1 operation: ")
     assert memalpha("import", tmp_path / "new.db", tmp_path / "none.jsonl")[0] == 2
     assert not (tmp_path / "new.db").exists()
     assert "not the standard output" in memalpha("export", store, "-")[2] and not Path("-").exists()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields as fields_of
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -21,10 +21,13 @@ from memalpha.arguments import check_target
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.sqlite import locked_file, move_file, remove_abandoned_files, temporary_path
-from memalpha.store.fields import FIELDS, Kind, check_timestamp, clean_content, format_utc
+from memalpha.store.fields import FIELDS, Kind, check_content_size, check_timestamp, clean_content, format_utc
 from memalpha.store.schema import MemorySchema
 from memalpha.text_files import parse_json, read_text
 from memalpha.types import LoggedKind, Operation, parse_iso_time
+
+if TYPE_CHECKING:
+    from memalpha.store.store import MemoryStore
 
 VERSION = 1
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -191,7 +194,20 @@ def _parse_line(location: str, data: Any) -> _Line:
         raise DataError(f"{location}: {field}: {problem}") from error
 
 
-def stored_contents(path: str | Path, lines: Iterable[tuple[int, _Line]]) -> list[str]:
+def import_lines(store: MemoryStore, path: str | Path, lines: Sequence[tuple[int, _Line]]) -> int:
+    """Apply the lines of a file, from `read_jsonl`, as `MemoryStore.import_jsonl` does.
+
+    A pipe can be read only once, so whoever checks a file first passes on what was read.
+    """
+    contents = _stored_contents(path, lines)
+    for content in contents:
+        check_content_size(content, store.max_content)
+    vectors = store.recorded_embedder.embed(contents, store.rows)
+    with store._transaction(write=True):
+        return _apply_lines(store.rows, path, lines, vectors)
+
+
+def _stored_contents(path: str | Path, lines: Iterable[tuple[int, _Line]]) -> list[str]:
     """Return the contents that the lines will store. Raises `DataError` for an invalid one."""
     contents = set()
     for number, line in lines:
@@ -203,7 +219,7 @@ def stored_contents(path: str | Path, lines: Iterable[tuple[int, _Line]]) -> lis
     return sorted(contents)
 
 
-def apply_lines(
+def _apply_lines(
     namespace: Namespace, path: str | Path, lines: Iterable[tuple[int, _Line]], vectors: Mapping[str, np.ndarray]
 ) -> int:
     """Append the operations of a file's lines to a log.

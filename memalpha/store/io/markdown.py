@@ -78,12 +78,13 @@ def export_markdown(store: MemoryStore, path: str | Path) -> int:
     return len(entries)
 
 
-def import_markdown(store: MemoryStore, path: str | Path) -> int:
+def import_markdown(store: MemoryStore, path: str | Path, document: MarkdownDocument | None = None) -> int:
     """Apply the entries and core memory of a document, all or none; return the number of operations.
 
-    Raises `DataError` naming file and line.
+    A pipe can be read once, so pass the `document` that `read_markdown` returned. Raises `DataError` naming file and
+    line.
     """
-    document = read_markdown(path)
+    document = document or read_markdown(path)
     vectors = store.recorded_embedder.embed(
         sorted({operation.content or "" for _, operation in document.entries}), store.rows
     )
