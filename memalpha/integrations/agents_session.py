@@ -43,8 +43,8 @@ class MemorySession:
 
     async def get_items(self, limit: int | None = None) -> list[Any]:
         """Return the newest `limit` items, oldest first; None returns all."""
-        if limit is None:
-            limit = self.session_settings.limit if self.session_settings is not None else None
+        if limit is None and self.session_settings is not None:
+            limit = self.session_settings.limit
         entries = await asyncio.to_thread(self._items.list)
         newest = entries if limit is None else entries[max(0, len(entries) - max(0, limit)) :]
         return [entry.metadata["message"] for entry in newest]
@@ -87,13 +87,10 @@ class MemorySession:
 
 def _text(item: Any) -> str:
     """Return the text of an item, to store and search."""
-    text = ""
-    if isinstance(item, Mapping):
-        content = item.get("content")
-        parts = content if isinstance(content, list) else ()
-        texts = [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
-        text = content if isinstance(content, str) else "\n".join(texts)
-        text = f"{item.get('role') or 'user'}: {text}" if text.strip() else ""
-    if not text:
-        text = json.dumps(item, ensure_ascii=False, default=str)
-    return text
+    content = item.get("content") if isinstance(item, Mapping) else None
+    parts = content if isinstance(content, list) else ()
+    texts = [part["text"] for part in parts if isinstance(part, Mapping) and isinstance(part.get("text"), str)]
+    text = content if isinstance(content, str) else "\n".join(texts)
+    return (
+        f"{item.get('role') or 'user'}: {text}" if text.strip() else json.dumps(item, ensure_ascii=False, default=str)
+    )

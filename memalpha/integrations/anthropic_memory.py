@@ -120,6 +120,8 @@ class MemoryTool:
             value: Any = command.get(name)
             if not isinstance(value, expected) or isinstance(value, bool):
                 raise CommandError(f"Error: `{name}` is missing or no {'number' if expected is int else 'text'}")
+            if isinstance(value, str):  # half of a cut emoji could not be sent back to the model
+                value = value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             arguments.append(_normalize_path(value) if name.endswith("path") else value)
         if kind == "view":
             return self._view(arguments[0], command.get("view_range"))

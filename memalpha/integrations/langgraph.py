@@ -112,10 +112,7 @@ class LangGraphStore(BaseStore):
         return await asyncio.to_thread(self.batch, list(ops))
 
     def _search(self, op: SearchOp) -> list[SearchItem]:
-        if op.offset < 0 or op.limit < 0:
-            raise ValueError(f"offset {op.offset}, limit {op.limit}: 0 or more is needed")
-        end = op.offset + op.limit
-        prefix = op.namespace_prefix
+        end, prefix = _page(op).stop, op.namespace_prefix
         where: list[dict[str, Any]] = [
             {"item.within": {"$contains": _joined(prefix)}} if prefix else {"item.key": {"$ne": None}},
             *_conditions("item.value", op.filter or {}),
@@ -140,7 +137,7 @@ class LangGraphStore(BaseStore):
         conditions = op.match_conditions or ()
         namespaces = {tuple(entry.metadata["item"]["namespace"]) for entry in self._items.list()}
         paths = [path for path in namespaces if all(_matches(condition, path) for condition in conditions)]
-        return sorted({path[: op.max_depth] for path in paths})[op.offset : op.offset + op.limit]
+        return sorted({path[: op.max_depth] for path in paths})[_page(op)]
 
     def _put(self, op: PutOp) -> None:
         key = _key(op.namespace, op.key)
@@ -187,6 +184,13 @@ class LangGraphStore(BaseStore):
                     expires = _expiry(self._items.now(), minutes)
                     with suppress(DuplicateContent):  # it already expires at that time
                         self.store.change(Operation("update", id=id, content=entry.content, expires=expires))
+
+
+def _page(op: SearchOp | ListNamespacesOp) -> slice:
+    """Return the results that are asked for. Raises `ValueError` for what Python would count from the end."""
+    if op.offset < 0 or op.limit < 0:
+        raise ValueError(f"offset {op.offset}, limit {op.limit}: 0 or more is needed")
+    return slice(op.offset, op.offset + op.limit)
 
 
 def _content_text(value: Mapping[str, Any]) -> str:

@@ -62,6 +62,9 @@ def test_files_and_directories(tool):
     ]
     missing = "The path /memories/none does not exist. Please provide a valid path."
     assert refused(tool, "view", path="/memories/none") == missing
+    do(tool, "create", path="/memories/cut", file_text="half \ud83d")  # no answer could hold it
+    assert do(tool, "view", path="/memories").endswith("8B\t/memories/cut\n10B\t/memories/notes.txt")
+    assert do(tool, "view", path="/memories/cut").endswith("\thalf \ufffd")
 
 
 def test_view_range_and_insert_line(tool):

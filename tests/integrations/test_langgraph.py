@@ -223,8 +223,9 @@ def test_invalid_items_are_refused_with_their_batch(store):
     for ttl in (1e16, "5"):
         with pytest.raises(InvalidContent, match=r"ttl .*: a number of minutes"):
             items.put(("a",), "x", {"n": 1}, ttl=ttl)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="0 or more"):
-        items.search((), offset=-1)
+    for page in (lambda: items.search((), offset=-1), lambda: items.list_namespaces(limit=-1)):
+        with pytest.raises(ValueError, match="0 or more"):
+            page()
     with pytest.raises(ValueError, match="unknown operation"):
         items.batch(["put"])  # type: ignore[list-item]
 
