@@ -67,11 +67,7 @@ def from_openai(tool_calls: Sequence[Mapping[str, Any]]) -> tuple[ToolCall, ...]
 
     Items look like `{"function": {"name": ..., "arguments": "<JSON>"}}`.
     """
-    calls = []
-    for item in tool_calls:
-        function = item.get("function") if isinstance(item, Mapping) else None
-        calls.extend(_read_calls(function, raw=repr(item)))
-    return tuple(calls)
+    return tuple(call for item in tool_calls for call in _read_calls(item, raw=repr(item)))
 
 
 def named_tool(call: ToolCall, names: Collection[str]) -> ToolCall:
@@ -148,6 +144,8 @@ def malformed_call(raw: str) -> ToolCall:
 
 def _read_calls(value: Any, raw: str) -> list[ToolCall]:
     """Return a call for each object in the text of a call's arguments, or the one call that the value is."""
+    if isinstance(value, Mapping) and isinstance(value.get("function"), Mapping):  # as OpenAI's messages have it
+        value = value["function"]
     text = _arguments(value) if isinstance(value, Mapping) else None
     calls: list[ToolCall] = []
     position = skip_space(text, 0) if isinstance(text, str) else 0

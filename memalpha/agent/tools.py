@@ -309,13 +309,13 @@ def read_call(call: ToolCall, schema: MemorySchema, tools: Tools = TOOLS, *, str
     """Read the arguments of a call.
 
     A fact survives its optional arguments: one that cannot be read counts as not given, one that the tool does not have
-    is ignored, and the result's message names both.
+    is ignored, and the result's message names both. A category may be written in other case (`Semantic`).
 
     Args:
         call: Parsed tool call.
         schema: Schema of the memory.
         tools: Tools of the writer.
-        strict: Refuse a call with such an argument instead, as rewards do.
+        strict: Refuse a call with such an argument or category instead, as rewards do.
     """
     if call.error:
         message = "not a readable call" if call.error == MALFORMED else "the chunk does not say this"
@@ -323,8 +323,12 @@ def read_call(call: ToolCall, schema: MemorySchema, tools: Tools = TOOLS, *, str
     tool = tools.get(call.name)
     if tool is None or (tool is CoreUpdate and not schema.core):
         return ToolResult(call, False, "unknown_tool", f"no tool {call.name!r}; there are: {', '.join(tools)}")
+    arguments, category = call.arguments, call.arguments.get("category")
+    if not strict and isinstance(category, str) and category not in schema.category_names:
+        meant = [name for name in schema.category_names if name.casefold() == category.strip().casefold()]
+        arguments = {**arguments, "category": meant[0]} if len(meant) == 1 else arguments
     try:
-        return validate_arguments(tool, call.arguments, strict=strict)
+        return validate_arguments(tool, arguments, strict=strict)
     except ValidationError as error:
         return ToolResult(call, False, "invalid_arguments", format_validation_error(error))
 

@@ -61,6 +61,23 @@ def script(*texts: str, prompt: str = "full") -> FakePolicy:
     return FakePolicy(lambda _: remaining.pop(0), "script", prompt)
 
 
+def test_an_id_with_the_brackets_of_the_view_and_a_category_in_other_case_are_understood():
+    store = MemoryStore.open(":memory:", embedder="hash")
+    city, key = store.insert("semantic", "city: Rome"), store.upsert("[x]", "pet: cat").id
+    calls = (
+        ("memory_update", {"id": f" [{city.id}]", "content": "city: Porto"}),
+        ("memory_delete", {"id": key}),
+        ("memory_delete", {"id": "[]"}),
+        ("memory_insert", {"category": "Episodic ", "content": "moved"}),
+    )
+    turn = MemoryAgent(script("".join(format_call(*call) for call in calls)), store).read("I moved to Porto.")
+    assert [result.code for result in turn.results] == ["updated", "deleted", "unknown_id", "inserted"]
+    assert [(entry.category, entry.content) for entry in store.list()] == [
+        ("semantic", "city: Porto"),
+        ("episodic", "moved"),
+    ]
+
+
 def test_metadata_of_a_read_stand_beside_what_an_entry_has():
     store = MemoryStore.open(":memory:", embedder="hash")
     entry = store.insert("semantic", "Ana lives in Rome", metadata={"topic": "home", "user": "?"})

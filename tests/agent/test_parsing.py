@@ -66,6 +66,7 @@ INSERT = {"content": "it's {odd}"}
         '{"name": "f", "args": {"content": "it\'s {odd}"}}</tool_call>',
         '{"name": "f", "input": {"content": "it\'s {odd}"}}</tool_call>',
         '{"name": "f", "arguments": "{\\"content\\": \\"it\'s {odd}\\"}"}</tool_call>',
+        '{"type": "function", "function": {"name": "f", "arguments": {"content": "it\'s {odd}"}}}</tool_call>',
     ],
 )
 def test_tolerated_forms(body):

@@ -72,6 +72,7 @@ def test_a_duplicate_names_the_entry_that_is_there_and_changes_nothing(durable):
     [
         ("memory_write", {}, "unknown_tool"),
         ("memory_insert", {"content": "x"}, "invalid_arguments"),
+        ("memory_insert", {"category": "Semantic", "content": "x"}, "unknown_category"),
         ("memory_insert", {"category": "semantic", "content": 3}, "invalid_arguments"),
         ("memory_insert", {"category": "semantic", "content": "x", "mood": "y"}, "invalid_arguments"),
         ("memory_insert", {"category": "semantic", "content": "x", "importance": 2}, "invalid_arguments"),
