@@ -8,10 +8,10 @@ plain value means `$eq`.
 
 `$eq`, `$ne`, `$in` and `$nin` compare JSON values: 1 equals 1.0 but not true, and a missing field is null. `$gt`,
 `$gte`, `$lt` and `$lte` compare numbers with numbers and texts with texts; they are false for anything else, missing
-fields included, and for a field of the entry itself another type of bound is refused. `timestamp` and `expires` are
-compared as times (UTC unless they say otherwise). `$contains` looks for a text in a text or a value in a list.
-`{"$exists": true}` holds for entries whose field is there and not null. `$ne`, `$nin` and `$not` are exact negations,
-so they hold for entries without the field.
+fields included. For a field of the entry itself, a value of a type that it never has is refused. `timestamp` and
+`expires` are compared as times (UTC unless they say otherwise). `$contains` looks for a text in a text or a value in a
+list. `{"$exists": true}` holds for entries whose field is there and not null. `$ne`, `$nin` and `$not` are exact
+negations, so they hold for entries without the field.
 """
 
 from __future__ import annotations
@@ -204,15 +204,18 @@ def _parse_field(field: str, value: Any, depth: int) -> Iterable[Filter]:
             yield Condition(field, "$ne" if operand else "$eq", None)
             continue
         operand = _json_operand(location, operand)
-        if field in FILTERED and operator in ORDER:
-            _check_bound(location, field, operand)
+        if field in FILTERED and operator != "$contains":
+            for value in operand if operator in ("$in", "$nin") else [operand]:
+                _check_own(location, field, value, is_bound=operator in ORDER)
         yield Not(Condition(field, "$in", operand)) if operator == "$nin" else Condition(field, operator, operand)
 
 
-def _check_bound(location: str, field: str, operand: Any) -> None:
-    """Raise `StoreError` for a bound that no value of an entry's own field can be compared with."""
-    if field in TIMES and not (isinstance(operand, str) and is_iso_time(operand)):
+def _check_own(location: str, field: str, operand: Any, *, is_bound: bool) -> None:
+    """Raise `StoreError` for a bound, or a value to equal, of a type that an entry's own field never has."""
+    if field in TIMES and is_bound and not (isinstance(operand, str) and is_iso_time(operand)):
         raise StoreError(f"{location}: {brief_repr(operand)} is no ISO 8601 date or time (2024-05-01)")
+    if operand is None and not is_bound:
+        return
     if comparison_type(operand) is not (float if field in NUMBERS else str):
         raise StoreError(
             f"{location}: a {'number' if field in NUMBERS else 'text'} is needed, not {brief_repr(operand)}"

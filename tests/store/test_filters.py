@@ -93,6 +93,9 @@ def test_an_old_timestamp_that_is_no_time_is_a_text() -> None:
         ({"importance": {"$gte": "high"}}, "a number is needed, not 'high'"),
         ({"chunk": {"$lt": True}}, "a number is needed, not True"),
         ({"turn": {"$gt": 3}}, "a text is needed, not 3"),
+        ({"turn": 3}, "'turn' \\$eq: a text is needed, not 3"),
+        ({"chunk": {"$nin": [None, 3, "3"]}}, "'chunk' \\$nin: a number is needed, not '3'"),
+        ({"$not": {"importance": {"$ne": True}}}, "a number is needed, not True"),
     ],
 )
 def test_invalid_filters_are_named(where, message: str) -> None:

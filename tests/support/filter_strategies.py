@@ -19,16 +19,16 @@ bounds = {
     **dict.fromkeys(("importance", "chunk"), scalars.filter(lambda value: type(value) in (int, float))),
     **dict.fromkeys(("category", "source"), scalars.filter(lambda value: isinstance(value, str))),
 }
-"""Of the entry's own fields, for which another type of bound is refused."""
+"""Of the entry's own fields, for which a value of another type is refused."""
 
 
 def conditions(name: str) -> st.SearchStrategy:
-    operand = times if name == "timestamp" else values
+    operand = st.none() | bounds[name] if name in bounds else values
     plain = operand.filter(lambda value: not isinstance(value, dict))
-    single = st.sampled_from(["$eq", "$ne", "$contains"])
     order = st.sampled_from(["$gt", "$gte", "$lt", "$lte"])
     comparison = (
-        st.tuples(single, operand)
+        st.tuples(st.sampled_from(["$eq", "$ne"]), operand)
+        | st.tuples(st.just("$contains"), values)
         | st.tuples(order, bounds.get(name, operand))
         | st.tuples(st.sampled_from(["$in", "$nin"]), st.lists(operand, max_size=3))
         | st.tuples(st.just("$exists"), st.booleans())
