@@ -323,7 +323,7 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
     def update(
         self,
         id: str,
-        content: str,
+        content: str | None = None,
         *,
         timestamp: str | None = None,
         importance: float | None = None,
@@ -331,11 +331,11 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
         expires: str | None = None,
         source: str | None = None,
     ) -> MemoryEntry:
-        """Replace the content of an entry; its id and history stay. New content clears an omitted timestamp.
+        """Change an entry; its id and history stay. New content clears an omitted timestamp.
 
         Args:
             id: Id of a live entry.
-            content: New content.
+            content: New content; None keeps it, also what somebody else changed meanwhile.
             timestamp: ISO date of the fact.
             importance: From 0 to 1.
             metadata: JSON values.

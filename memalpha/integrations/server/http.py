@@ -304,7 +304,7 @@ async def get(service: MemoryService, id: Id, as_of: AsOf = None) -> MemoryEntry
 
 @_route("PATCH", "/entries/{id:path}", "write")
 async def update(service: MemoryService, id: Id, body: schemas.UpdateRequest) -> MemoryEntry:
-    """Replace the content of an entry; its id and history stay."""
+    """Change content or fields of an entry; its id and history stay."""
     return await service.writing(lambda store: store.update(id, **body.model_dump()))
 
 

@@ -240,12 +240,10 @@ class InsertRequest(create_model("_Insert", __base__=RequestModel, **_NEW)):
     source: Label = HTTP_SOURCE
 
 
-_CHANGED = {"content": (Content, ...), **_entry_fields(with_defaults=False)}
+class UpdateRequest(create_model("_Update", __base__=RequestModel, **_entry_fields(with_defaults=False))):
+    """Changes of an entry. Omitted fields stay, but new content clears an omitted timestamp."""
 
-
-class UpdateRequest(create_model("_Update", __base__=RequestModel, **_CHANGED)):
-    """New content of an entry. Omitted fields stay, but new content clears an omitted timestamp."""
-
+    content: Content | None = None
     source: Label = HTTP_SOURCE
 
 
