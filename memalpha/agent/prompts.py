@@ -14,13 +14,14 @@ Calls are written in one of three forms: `native` to the model's chat template, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from string import ascii_lowercase
 from typing import Any
 
 from memalpha.agent import mem_alpha
 from memalpha.agent.tools import load_tools, tool_schemas
 from memalpha.config import AgentConfig, ReaderConfig
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.policy.chat.text import describe_tools, plain_line, plain_text
 from memalpha.policy.scripted import ScriptedPolicy
@@ -199,9 +200,20 @@ def order_notes(hits: Sequence[Hit]) -> list[MemoryEntry]:
     return [hit.entry for hit in sorted(hits, key=key)]
 
 
+def letter_choices(choices: Any) -> dict[str, str]:
+    """Return the texts of choices by small letter: of a mapping ({"A": ...}), or of a list from (a) on.
+
+    Raises `DataError` for anything else.
+    """
+    if not isinstance(choices, Mapping | list | tuple):
+        raise DataError(f"choices: texts by letter or a list of texts are needed, not {choices!r:.80}")
+    pairs = choices.items() if isinstance(choices, Mapping) else zip(ascii_lowercase, choices, strict=False)
+    return {str(letter).strip(" ().").lower(): str(text) for letter, text in pairs}
+
+
 def question_with_choices(question: Question) -> str:
     """Format a question for a language model, with its date and lettered choices."""
-    date, choices = question.meta.get("date"), question.meta.get("choices") or {}
+    date, choices = question.meta.get("date"), letter_choices(question.meta.get("choices") or {})
     day = f"(asked on {date}) " if date else ""
     return "\n".join([f"{day}{question.question}", *(f"({letter}) {text}" for letter, text in choices.items())])
 

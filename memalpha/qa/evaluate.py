@@ -386,6 +386,7 @@ def _set_metrics(tasks: Sequence[Task], metric: str | None, default: str, judged
 
     Raises:
         ConfigError: A metric is unknown, or needs a judge and there is none.
+        DataError: The gold answer of a choice names no option.
     """
     results = []
     for task in tasks:
@@ -394,9 +395,15 @@ def _set_metrics(tasks: Sequence[Task], metric: str | None, default: str, judged
             name = str(metric or question.meta.get("metric", default))
             if name in JUDGED and not judged:
                 raise ConfigError(f"metric {name} needs a judge: name it in judge.judges, or set metric=contains")
+            place = f"task {task.id!r}, question {question.id!r}"
             if name not in JUDGED:
-                load_metric(name, "metric" if metric else f"task {task.id!r}, question {question.id!r}: meta.metric")
+                load_metric(name, "metric" if metric else f"{place}: meta.metric")
             questions.append(question.model_copy(update={"meta": {**question.meta, "metric": name}}))
+            if name == "choice":  # before anything is written or answered
+                try:
+                    score_question(questions[-1], Answer(""))
+                except DataError as error:
+                    raise DataError(f"{place}: {error}") from error
         results.append(task.model_copy(update={"questions": tuple(questions)}))
     return results
 

@@ -60,6 +60,13 @@ class StudyConfig(Config):
         min_length=2, description="settings of each variant by its name; the first is the baseline"
     )
 
+    @field_validator("seeds")
+    @classmethod
+    def _differ(cls, seeds: tuple[int, ...]) -> tuple[int, ...]:
+        if len(set(seeds)) < len(seeds):
+            raise ValueError("a seed is named twice, and would count one run as two: name each once")
+        return seeds
+
     @field_validator("variants")
     @classmethod
     def _are_names(cls, variants: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -184,7 +184,7 @@ def judging(reply) -> Judge:
 
 
 def test_a_reader_sees_date_and_choices_of_a_question():
-    meta = {"date": "2024-06-01", "choices": {"b": "Rome"}}
+    meta = {"date": "2024-06-01", "choices": {"B": "Rome"}}
     question = Question(id="q", question="Where?", answers=("b",), meta=meta)
     task, model = TASK.model_copy(update={"questions": (question,)}), FakePolicy(lambda request: "(b)")
     run_systems(["rag"], [task], PolicyReader(model), embedder="hash")
@@ -207,6 +207,10 @@ def test_what_is_beyond_rules_is_judged():
     coloured = TASK.questions[1].model_copy(update={"meta": {"metric": "colour"}})
     with pytest.raises(ConfigError, match=r"task 'talk', question 'late': meta\.metric: no metric 'colour'"):
         run("rag", metric=None, tasks=[TASK.model_copy(update={"questions": (coloured,)})])
+    for choices, says in (("Rome", "texts by letter or a list"), (["Oslo", "Bergen"], "not a letter as in")):
+        chosen = coloured.model_copy(update={"answers": ("Rome",), "meta": {"metric": "choice", "choices": choices}})
+        with pytest.raises(DataError, match=rf"task 'talk', question 'late': choice.*{says}"):
+            run("rag", metric=None, tasks=[TASK.model_copy(update={"questions": (chosen,)})])
 
 
 def test_a_metric_of_the_user_scores_where_there_is_an_answer(tmp_path, monkeypatch):

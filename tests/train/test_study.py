@@ -58,6 +58,7 @@ def finished_run(folder, correct, tokens, validation):
         ({"variants": {"plain": {}, "../up": {}}}, "'../up' names a folder"),
         ({"variants": {"chunk": {}, "same": {"sampling.groups": "chunk"}}}, "chunk and same have equal settings"),
         ({"seeds": []}, "seeds"),
+        ({"seeds": [0, 0]}, "a seed is named twice"),
         ({"base": "no-such"}, "no-such"),
     ],
 )

@@ -29,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from memalpha.agent.prompts import letter_choices
 from memalpha.errors import DataError, install_command
 from memalpha.qa.scoring.stats import mean
 
@@ -245,7 +246,7 @@ _SEPARATED = re.compile(rf"^\W*{_PREFIX}?([a-z])\s?[.):\u2013\u2014-]\s+(?=\S)",
 
 
 def choice_score(
-    prediction: str, gold: str, *, options: Mapping[str, str] | None = None, official: bool = False
+    prediction: str, gold: str, *, options: Mapping[str, str] | Sequence[str] | None = None, official: bool = False
 ) -> float:
     r"""Return 1 if the prediction names the gold option's letter and no other.
 
@@ -255,20 +256,22 @@ def choice_score(
 
     Args:
         prediction: Reply of the reader.
-        gold: "(c)", "c" or "(c) its text".
-        options: Text by letter; the exact text of an option then counts as its letter. Without options any text may
-            follow a letter with a point, bracket or colon.
+        gold: "(c)", "c", "(c) its text", "c. its text", or with options the text alone.
+        options: Text by letter, in any case, or the texts from (a) on; the exact text of an option then counts as its
+            letter. Without options any text may follow a letter with a point, bracket or colon.
         official: True follows PersonaMem's script: only letters a to d; any letter that stands alone if none is in
             brackets, so that the article in "a walk" is a vote for (a); and the whole reply if the part after
             `<final_answer>` names none.
 
     Raises:
-        DataError: The gold answer is not a letter.
+        DataError: The gold answer is not a letter, or the options are no texts by letter.
     """
-    match = re.match(r"\s*\(?\s*([a-z])\s*(?:\)|$)", gold.lower())
-    if match is None:
+    options = None if options is None else letter_choices(options)
+    match = re.match(r"\s*\(?\s*([a-z])\s*(?:[).:]|$)", gold.lower())
+    named = [letter for letter, option in (options or {}).items() if normalize_text(option) == normalize_text(gold)]
+    if match is None and len(named) != 1:
         raise DataError(f'choice: the gold answer is {gold!r}, not a letter as in "(c)"')
-    gold_letter = match[1]
+    gold_letter = match[1] if match is not None else named[0]
     text = prediction.strip()
     if "<final_answer>" in text:
         text = text.split("<final_answer>")[-1].strip()

@@ -211,8 +211,11 @@ def test_the_text_of_an_option_names_it():
     assert official.choice_score("stay at home", "(b) Stay at home") == 0.0
     assert official.choice_score("B) Stay at home", "(b)", options=options) == 1.0
     assert official.choice_score("B: Try the new place", "(b)", options=options) == 0.0
-    question = question_of("choice", ("(b) Stay at home",), choices=options)
-    assert score_question(question, Answer("Stay at home")) == 1.0
+    for choices in (options, {"A": "Try the new place", "B": "Stay at home"}, list(options.values())):
+        for gold in ("(b) Stay at home", "B", "B. Stay at home", "Stay at home"):
+            question = question_of("choice", (gold,), choices=choices)
+            scores = [score_question(question, Answer(text)) for text in ("Stay at home", "B. Stay at home", "A")]
+            assert scores == [1.0, 1.0, 0.0]
 
 
 def test_memalpha():
