@@ -345,15 +345,24 @@ def _spaced(text: str) -> str:
 
 
 def contains(text: str, part: str) -> bool:
-    """Return True if `text` contains `part` as a run of whole normalized tokens.
+    """Return True if `text` contains `part` as a run of whole normalized tokens; "Carol's" contains "Carol".
 
     An empty part is never contained. One character of a script without spaces has to stand between spaces or marks,
     since it is too little to tell a word by.
     """
     if len(normalize(part)) == 1 and UNSPACED.search(part):
         return f" {normalize(part)} " in f" {normalize(text)} "
+    if _holds_run(text, part):
+        return True
+    return _POSSESSIVE.search(text) is not None and _holds_run(_POSSESSIVE.sub("", text), _POSSESSIVE.sub("", part))
+
+
+def _holds_run(text: str, part: str) -> bool:
     needle = _spaced(part)
     return bool(needle) and f" {needle} " in f" {_spaced(text)} "
+
+
+_POSSESSIVE = re.compile(r"(?<=\w)['’]s\b", re.IGNORECASE)
 
 
 def is_copied(content: str, source: str) -> bool:

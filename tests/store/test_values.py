@@ -138,3 +138,16 @@ def test_an_open_order_of_day_and_month_is_equal_to_its_own_spelling_alone():
         assert not any(exact_match(text, other) for other in ("3 April 2024", "4 March 2024", "04/03/2024"))
     assert exact_match("31.02.2024", "31 February 2024") == exact_match("1.2.3.2024", "2024-03-02") == 0.0
     assert token_f1("9 January 2024", "January 2024") == 0.8, "a date that is less exact shares words"
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "is_held"),
+    [
+        ("at Carol's place", "Carol", True),
+        ("Carol’s friend Dave's car", "Carol's friend Dave", True),
+        ("Caroline's", "Carol", False),
+        ("Carol", "Carol's", False),
+    ],
+)
+def test_a_possessive_contains_its_name(text, part, is_held):
+    assert contains(text, part) is is_held
