@@ -154,7 +154,7 @@ def check(name: Name, overrides: DataOptions = None, as_json: AsJson = False) ->
 
     with show_status(f"checking {name}"):
         result = check_data(name, **_load_options(_parse_options(overrides)))
-    print_result(result, as_json, "\n".join(_format_check(result)))
+    print_result(result, as_json, "\n".join(_format_check(result, " ".join([name, *(overrides or ())]))))
     if result.problems:
         raise typer.Exit(1)
 
@@ -449,7 +449,7 @@ def _format_details(info: DataSet) -> list[str]:
     return lines + [f"fault      {fault}" for fault in info.faults]
 
 
-def _format_check(result: DataCheck) -> list[str]:
+def _format_check(result: DataCheck, words: str) -> list[str]:
     lines = [f"{result.name}{f' ({result.variant})' if result.variant else ''}"]
     states = {
         "known": "the known file",
@@ -487,7 +487,7 @@ def _format_check(result: DataCheck) -> list[str]:
             "read as they stand, so sort them, unless they are meant so"
         )
     if result.counts["tasks"] and not result.counts["questions"]:
-        lines.append(f"no question: memalpha data ask {result.name} --policy POLICY --out questions.jsonl makes some")
+        lines.append(f"no question: memalpha data ask {words} --policy POLICY --out questions.jsonl makes some")
     if 0 < result.counts["tasks"] < FEW_TASKS:
         lines.append(
             f"few tasks: each is one memory, of a customer, a project or a chat; training needs {FEW_TASKS} or more, "

@@ -362,7 +362,7 @@ def _holds_run(text: str, part: str) -> bool:
     return bool(needle) and f" {needle} " in f" {_spaced(text)} "
 
 
-_POSSESSIVE = re.compile(r"(?<=\w)['’]s\b", re.IGNORECASE)
+_POSSESSIVE = re.compile(r"(?<=\w)['\u2019]s\b", re.IGNORECASE)
 
 
 def is_copied(content: str, source: str) -> bool:

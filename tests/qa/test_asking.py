@@ -172,8 +172,8 @@ def test_the_command_makes_a_task_file_from_a_chat(tmp_path, memalpha):
     chat = tmp_path / "chat.txt"
     days = ["The launch is on Monday.", "The budget is 5 euros.", "The launch is on Friday."]
     chat.write_text("".join(f"[{13 + n}/05/24, 9:00:00] Bo: {text}\n" for n, text in enumerate(days)))
-    code, out, _ = memalpha("data", "check", chat)
-    assert code == 0 and "no question: memalpha data ask" in out
+    code, out, _ = memalpha("data", "check", chat, "dates=day-first")
+    assert code == 0 and f"no question: memalpha data ask {chat} dates=day-first --policy" in out
     with StandIn(reply) as server:
         name = f"{server.url}#m"
         options = ("--split", 2, "--price", "1000000,0", "--out", tmp_path / "questions.jsonl")
