@@ -23,9 +23,10 @@ from pydantic import ValidationError
 from memalpha.arguments import brief_repr, check_path, check_texts, check_type
 from memalpha.errors import DataError, install_command
 from memalpha.hub import hub_reachable
-from memalpha.tasks.formats.files import check_selection, iter_csv_rows, iter_json_array, iter_json_lines
+from memalpha.tasks.formats.files import check_selection, iter_csv_rows
 from memalpha.tasks.synthetic import arithmetic, programs
 from memalpha.tasks.synthetic.phrases import Split, words
+from memalpha.text_files import parse_json, split_json_items
 from memalpha.types import TextTask
 
 if TYPE_CHECKING:
@@ -255,10 +256,7 @@ def _read_own_file(path: Path) -> Iterator[dict[str, Any]]:
     if path.suffix in (".csv", ".tsv"):
         located = iter_csv_rows(path, separator="\t" if path.suffix == ".tsv" else ",")
     else:
-        with path.open("rb") as stream:
-            is_list = stream.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"["
-        rows = ((f"{path}: row {number}", row) for number, row in enumerate(iter_json_array(path)))
-        located = rows if is_list else iter_json_lines(path)
+        located = ((place, parse_json(row, place)) for place, row in split_json_items(path.read_bytes(), str(path)))
     for location, row in located:
         if not isinstance(row, dict):
             raise DataError(f"{location}: a JSON object is needed, a row of named columns")

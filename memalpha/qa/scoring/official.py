@@ -241,8 +241,7 @@ _PREFIX = (
 _BARE = re.compile(
     rf"^{_PREFIX}?[(\[]?([a-z])[)\]]?(?:\u3067\u3059|\uc785\ub2c8\ub2e4)?[\s.,:;!\u3001\u3002]*$", re.MULTILINE
 )
-_WITH_TEXT = re.compile(rf"^\W*{_PREFIX}?([a-z])(?:\s?[.):\u2013\u2014-])?\s+(?=\S)(.*)", re.MULTILINE)
-_SEPARATED = re.compile(rf"^\W*{_PREFIX}?([a-z])\s?[.):\u2013\u2014-]\s+(?=\S)", re.MULTILINE)
+_WITH_TEXT = re.compile(rf"^\W*{_PREFIX}?([a-z])(\s?[.):\u2013\u2014-])?\s+(?=\S)(.*)", re.MULTILINE)
 
 
 def choice_score(
@@ -281,9 +280,10 @@ def choice_score(
     lowered = re.sub(r"\s*</?answer>\s*", "\n", unicodedata.normalize("NFKC", text).lower()).strip()
     plain = _MARKUP.sub("", lowered)
     stated = [first or second for first, second in _STATED.findall(plain)][-1:]
+    lines = _WITH_TEXT.findall(plain)
     with_text = {  # a line begins with a letter and the text of its option
         letter
-        for letter, rest in _WITH_TEXT.findall(plain)
+        for letter, _, rest in lines
         if options is not None and normalize_text(rest).startswith(normalize_text(options.get(letter, "\0")))
     }
     forms = (
@@ -293,9 +293,9 @@ def choice_score(
         *(f.findall(lowered) for f in (_BRACKETED, _BOLD)),
     )
     letters = next((set(form) for form in forms if form), set())
-    separated = _SEPARATED.findall(plain)
+    separated = {letter for letter, mark, _ in lines if mark}
     if not letters and options is None:
-        letters = set(separated)
+        letters = separated
     elif not letters and options and not separated:
         letters = {letter for letter, option in options.items() if normalize_text(option) == normalize_text(text)}
     return float(letters == {gold_letter})

@@ -26,8 +26,6 @@ and edited messages in the phone's language. Nine languages are known; on an iPh
 
 from __future__ import annotations
 
-import codecs
-import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -40,8 +38,8 @@ from typing import Any, TypeGuard
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, split_text
-from memalpha.tasks.formats.files import pack_turns, require_field
-from memalpha.text_files import UTF_16, parse_json, parse_json_or_none, read_text, to_utf8
+from memalpha.tasks.formats.files import open_text, pack_turns, require_field
+from memalpha.text_files import parse_json, parse_json_or_none, read_text, split_json_items
 from memalpha.types import Chunk, SpeakerTurn, Task, is_iso_time, parse_iso_time
 
 _AS_MESSAGES = (
@@ -535,14 +533,11 @@ def load_messages(
     Raises:
         DataError: the file is no such file, or a message is invalid; the error names line and field.
     """
-    try:
-        data = to_utf8(path.read_bytes(), str(path))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}): give the path of a file of messages") from error
+    text = read_text(path)
     if path.suffix == ".jsonl":
-        places = ((f"{path}:{number}", line) for number, line in enumerate(data.split(b"\n"), start=1) if line.strip())
-        return _pack(((place, parse_json(line, place)) for place, line in places), timestamp, size, 0, exact_times)
-    value = parse_json(data, str(path))
+        lines = split_json_items(text.encode(), str(path))
+        return _pack(((place, parse_json(line, place)) for place, line in lines), timestamp, size, 0, exact_times)
+    value = parse_json(text, str(path))
     messages = value.get("messages") if isinstance(value, dict) else value
     if not isinstance(messages, list):
         raise DataError(f'{path}: a list of messages is needed, or {{"messages": [...]}}')
@@ -553,12 +548,9 @@ def load_messages(
 def is_message_file(path: Path) -> bool:
     """Return True if the first JSON line of a file is a chat message: an object with `role` and without `chunks`."""
     try:
-        with path.open("rb") as file:
-            line = next((line for line in file if line.strip()), b"").removeprefix(codecs.BOM_UTF8)
-        if line.startswith(UTF_16):
-            line = line[: len(line) // 2 * 2]  # the line end is cut in half; `json` knows the encoding
-        value = json.loads(line)
-    except (OSError, ValueError, RecursionError):
+        with open_text(path) as file:
+            value = parse_json_or_none(next((line for line in file if line.strip()), ""))
+    except (DataError, UnicodeError):  # a pipe, or no text
         return False
     return isinstance(value, dict) and "role" in value and "chunks" not in value
 

@@ -282,7 +282,7 @@ def test_a_bad_line_is_named(tmp_path, line, told):
 
 def test_a_json_list_of_rows_is_read(tmp_path):
     rows = [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "c"}]
-    (tmp_path / "mine.json").write_text(json.dumps(rows, indent=1))
+    (tmp_path / "mine.json").write_text(json.dumps(rows, indent=1), encoding="utf-16")
     assert [said(row.completion_ids) for [row] in load_rows(tmp_path / "mine.json", policy())] == [
         "b<|end|>",
         "c<|end|>",
@@ -302,12 +302,6 @@ def test_a_token_without_an_embedding_is_named(tmp_path):
         write(tmp_path / "mine.jsonl", [line])
         with pytest.raises(DataError, match=r"mine\.jsonl:1: .*'<extra>' is number \d+: it was added to the tokenizer"):
             load_rows(tmp_path / "mine.jsonl", own)
-
-
-def test_rows_in_utf_16_are_read(tmp_path):
-    (tmp_path / "mine.jsonl").write_text('{"prompt": "a", "completion": "\u00e9"}\n', encoding="utf-16")
-    [[row]] = load_rows(tmp_path / "mine.jsonl", policy())
-    assert said(row.completion_ids) == "\u00e9<|end|>"
 
 
 def test_a_template_s_own_refusal_is_passed_on(tmp_path):
