@@ -87,9 +87,9 @@ class AsyncMemoryStore:
     async def close(self) -> None:
         """Close the store after all started calls. Closing again, or closing a namespace, does nothing."""
         if not self._is_scope:
-            worker, self._is_scope = self._worker, True
-            await worker.run(self._store.close)
-            worker.shut_down()
+            await self._worker.run(self._store.close)  # cancelled while it waits its turn, it can be called again
+            self._is_scope = True
+            self._worker.shut_down()
 
     async def __aenter__(self) -> AsyncMemoryStore:
         return self

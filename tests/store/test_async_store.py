@@ -114,12 +114,16 @@ def test_started_calls_complete_and_waiting_calls_are_cancelled() -> None:
         embedder = Slow()
         async with await AsyncMemoryStore.open(":memory:", embedder=embedder) as store:
             first = asyncio.create_task(store.insert("semantic", "pet: cat"))
-            second = asyncio.create_task(store.insert("semantic", "pet: dog"))
+            second, third = map(asyncio.create_task, (store.insert("semantic", "pet: dog"), store.close()))
             while not embedder.begun:
                 await asyncio.sleep(0.001)
-            first.cancel()
-            second.cancel()
-            await asyncio.wait([first, second])
-            return [entry.content for entry in await store.list()]
+            for task in (first, second, third):
+                task.cancel()
+            await asyncio.wait([first, second, third])
+            contents = [entry.content for entry in await store.list()]
+            await asyncio.gather(store.close(), store.close())  # the one that was cancelled closed nothing
+            with pytest.raises(StoreError, match="closed"):
+                await store.list()
+            return contents
 
     assert asyncio.run(use()) == ["pet: cat"]
