@@ -353,10 +353,8 @@ def history(
     """
     with open_store(store, embedder, namespace, reads=True) as memory:
         versions = memory.history(entry_id)
-    lines = []
-    for v in versions:
-        end = "now" if v.valid_to is None else v.valid_to
-        lines.append(f"v{v.version}  {v.valid_from:>5} to {end:<5}  {v.content}{_writer(v)}")
+    spans = [(v, f"{v.valid_from:>5} to {'now' if v.valid_to is None else v.valid_to:<5}") for v in versions]
+    lines = [f"v{v.version}  {span}  {v.content}{_writer(v)}" for v, span in spans]
     print_result([to_json_value(version) for version in versions], as_json, "\n".join(lines))
 
 

@@ -134,9 +134,8 @@ class LangGraphStore(BaseStore):
         return [SearchItem(**_fields(entry), score=score) for entry, score in page]
 
     def _namespaces(self, op: ListNamespacesOp) -> list[Path]:
-        conditions = op.match_conditions or ()
         namespaces = {tuple(entry.metadata["item"]["namespace"]) for entry in self._items.list()}
-        paths = [path for path in namespaces if all(_matches(condition, path) for condition in conditions)]
+        paths = [path for path in namespaces if all(_matches(item, path) for item in op.match_conditions or ())]
         return sorted({path[: op.max_depth] for path in paths})[_page(op)]
 
     def _put(self, op: PutOp) -> None:

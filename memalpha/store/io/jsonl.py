@@ -81,12 +81,11 @@ def write_jsonl(
         Number of operations.
     """
     header = {"memalpha": VERSION, "namespace": namespace, "schema": json.loads(schema.to_json())}
-    count = 0
+    count, names = 0, [field.name for field in fields_of(Operation)]
     with atomic_writer(path) as file:
         file.write(to_json(header) + "\n")
         for position, time, effective_position, operation in log:
-            values = ((field.name, getattr(operation, field.name)) for field in fields_of(operation))
-            fields = {name: value for name, value in values if value is not None}
+            fields = {name: value for name in names if (value := getattr(operation, name)) is not None}
             row = {"seq": position, "time": time, "head": effective_position, **fields}
             file.write(to_json(row) + "\n")
             count += 1
