@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -182,9 +183,6 @@ def overlap(
         DataError: A set is unknown, or its files are missing.
         typer.Exit: The sets overlap (exit code 1).
     """
-    from rich.console import Console
-    from rich.progress import Progress
-
     from memalpha.tasks.overlap import INSIDE, LEAKED, RESTING, find_overlap
 
     keys = parse_overrides(overrides or [])
@@ -203,10 +201,11 @@ def overlap(
         train_tasks, test_tasks = (
             load_tasks(name, **_load_options(side_options[side])) for name, side in ((train, "train"), (test, "test"))
         )
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task(f"comparing {train} with {test}", total=len(train_tasks))
-        result = find_overlap(train_tasks, test_tasks, progress=lambda: progress.advance(bar), **keys)
+    done, title = count(1), f"comparing {train} with {test}"
+    with show_progress("tasks") as report:
+        result = find_overlap(
+            train_tasks, test_tasks, progress=lambda: report(title, next(done), len(train_tasks)), **keys
+        )
     print_result(result, as_json, "\n".join(_format_overlap(result, train, test, (LEAKED, INSIDE, RESTING))))
     if result.leaked or result.inside or result.resting:
         raise typer.Exit(1)

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from memalpha.arguments import counted
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
 from memalpha.qa.passages import raw_fields, turn_passages
@@ -190,7 +191,8 @@ def format_search(result: Mapping[str, Any]) -> str:
         for row in rows:
             recall = [f"{row['recall@1']:.3f}", f"{row['recall@10']:.3f}", format_interval(row["interval"])]
             table.append([row["method"], row["embedder"], *recall, f"{row['mrr']:.3f}", f"{row['tokens@10']:.0f}"])
-        lines += ["", f"{name}: {rows[0]['questions']} questions about {rows[0]['conversations']} conversations"]
+        about = counted(rows[0]["conversations"], "conversation")
+        lines += ["", f"{name}: {counted(rows[0]['questions'], 'question')} about {about}"]
         lines += align_columns(table, left=2)
         kinds = rows[0]["by_type"]
         if len(kinds) > 1:

@@ -38,6 +38,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memalpha.arguments import counted
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
 from memalpha.qa.from_config import load_config_system
@@ -167,7 +168,8 @@ def format_state(result: Mapping[str, Any]) -> str:
         [row["system"], *(f"{row['situations'][name]['right']:.3f}" for name in SITUATIONS)]
         for row in result["systems"]
     ]
-    head = f"{result['questions']} questions about {result['conversations']} conversations, no reader"
+    about = counted(result["conversations"], "conversation")
+    head = f"{counted(result['questions'], 'question')} about {about}, no reader"
     return "\n".join([head, *align_columns(rows), "", *align_columns(situations)])
 
 

@@ -19,7 +19,7 @@ MESSAGES = {
     "train preferences": "preferences: data: is required: write it into the file, or data=VALUE",
     "train demo algorithm=grop": "no algorithm 'grop' (did you mean 'grpo'?)",
     "eval tasks latin.jsonl": "write key=value, for example data=latin.jsonl",
-    "eval tasks data=good.jsonl systems=ragg": "no system 'ragg' (did you mean 'rag'?)",
+    "eval tasks data=good.jsonl systems=append_only": "(did you mean 'append-only'?): there are empty, append-only,",
     "eval tasks data=good.jsonl metric=contain": "no metric 'contain' (did you mean 'contains'?)",
     "eval locomoo": "no configuration 'locomoo' (did you mean 'locomo'?)",
     "data check locomoo": "no data set 'locomoo' (did you mean 'locomo'?)",

@@ -202,8 +202,6 @@ def test_what_is_beyond_rules_is_judged():
     assert not any(record.error_class for record in report.records) and report.records[0].ceiling
     with pytest.raises(ConfigError, match=r"metric judge needs a judge.*judge\.judges"):
         run("rag", metric="judge")
-    with pytest.raises(ConfigError, match=r"^metric: no metric 'colour'"):
-        run("rag", metric="colour")
     coloured = TASK.questions[1].model_copy(update={"meta": {"metric": "colour"}})
     with pytest.raises(ConfigError, match=r"task 'talk', question 'late': meta\.metric: no metric 'colour'"):
         run("rag", metric=None, tasks=[TASK.model_copy(update={"questions": (coloured,)})])
@@ -284,18 +282,12 @@ def test_bad_input_is_refused(tmp_path, monkeypatch):
         run("rag", tasks=[TASK, TASK])
     with pytest.raises(DataError, match="brings no facts of its own"):
         run("facts", tasks=[TASK.model_copy(update={"meta": {}})])
-    with pytest.raises(ConfigError, match="No module named 'nonesuch'"):
-        run("nonesuch.module:Thing")
-    with pytest.raises(ConfigError, match="has no attribute 'Nothing'"):
-        run("memalpha.qa.systems:Nothing")
     (tmp_path / "broken_system_of_a_test.py").write_text("\nraise OSError('no')\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match=r"cannot be imported: OSError: no \(.*_test\.py, line 2\)"):
         run("broken_system_of_a_test:Thing")
     with pytest.raises(ConfigError, match="lacks read, context, size"):
         run("builtins:dict")
-    with pytest.raises(ConfigError, match=r"no system 'rga' \(did you mean 'rag'\?\): there are empty, append-only,"):
-        run("rga")
     with pytest.raises(EvaluationError, match=r"json:dumps: task 'talk': TypeError: .* positional argument: 'obj'"):
         run("json:dumps")
     for shape, message in (([3], "passages or texts, not int"), ("text", "a list, not str"), (None, "not NoneType")):

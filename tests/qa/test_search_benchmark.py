@@ -59,7 +59,7 @@ def test_ranks_by_hand(tmp_path):
     assert json.loads((tmp_path / "run" / "eval" / "search.json").read_text()) == result
     assert {(row["set"], row["conversations"], row["interval"]) for row in result["retrieval"]} == {("tasks", 1, None)}
     text = format_search(result)
-    assert text.startswith("tasks: 3 questions about 1 conversations") and "a (1)" in text
+    assert text.startswith("tasks: 3 questions about 1 conversation\n") and "a (1)" in text
     assert "1 questions name no evidence" in text
 
 
