@@ -63,7 +63,7 @@ def test_read_takes_chat_messages(memalpha, tmp_path: Path) -> None:
 def test_read_prints_a_lone_surrogate(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half = '{"category": "semantic", "content": "x \\ud83d ü"}'
     text = f'<tool_call>{{"name": "memory_insert", "arguments": {half}}}</tool_call>'
-    monkeypatch.setattr("memalpha.policy.load.load_policy", lambda _: ScriptedPolicy("fixed", text=text))
+    monkeypatch.setattr("memalpha.policy.load.load_policy", lambda _, **options: ScriptedPolicy("fixed", text=text))
     file = store.with_suffix(".txt")
     file.write_text("user: hi\n")
     code, out, _ = memalpha("read", store, file, "--policy", "fixed", "--json")
@@ -90,7 +90,7 @@ def test_a_chunk_that_is_too_long_names_the_option_that_helps(memalpha, tmp_path
                 raise PromptTooLong("a prompt of 900 tokens is more than the 512 that it takes", "lower view_tokens")
             return super().sample(requests)
 
-    monkeypatch.setattr("memalpha.policy.load.load_policy", lambda _: SmallPolicy("fixed", text=""))
+    monkeypatch.setattr("memalpha.policy.load.load_policy", lambda _, **options: SmallPolicy("fixed", text=""))
     chat, store = tmp_path / "chat.txt", tmp_path / "chat.db"
     chat.write_text("user: hi\n" + "x" * 2500)
     code, out, err = memalpha("read", store, chat, "--policy", "tiny", "--chunk", 2600)
