@@ -72,10 +72,7 @@ def test_an_id_with_the_brackets_of_the_view_and_a_category_in_other_case_are_un
     )
     turn = MemoryAgent(script("".join(format_call(*call) for call in calls)), store).read("I moved to Porto.")
     assert [result.code for result in turn.results] == ["updated", "deleted", "unknown_id", "inserted"]
-    assert [(entry.category, entry.content) for entry in store.list()] == [
-        ("semantic", "city: Porto"),
-        ("episodic", "moved"),
-    ]
+    assert {entry.content: entry.category for entry in store.list()} == {"city: Porto": "semantic", "moved": "episodic"}
 
 
 def test_metadata_of_a_read_stand_beside_what_an_entry_has():

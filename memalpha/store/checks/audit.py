@@ -320,7 +320,7 @@ def find_stale(entries: Sequence[MemoryEntry], ended: Sequence[MemoryEntry], row
 def plain(content: str) -> str:
     """Return the content without case, spacing, outer quotes and closing marks but `?`, which makes a question."""
     text = " ".join(unicodedata.normalize("NFKC", content).casefold().split())
-    return text.strip("\"'\u2018\u2019\u201c\u201d").rstrip(".!\u2026 ") or text
+    return text.strip("\"'\u2018\u2019\u201c\u201d").rstrip(".!\u2026\u3002\u0964\u06d4 ") or text
 
 
 def _group_by_slot(entries: Iterable[MemoryEntry]) -> dict[str, list[MemoryEntry]]:

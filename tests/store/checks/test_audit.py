@@ -82,6 +82,7 @@ def test_stale_by_date(store) -> None:
     ("first", "second", "reason"),
     [
         ("Ana likes tea.", "ana  likes TEA", "text"),
+        ("安娜喜欢茶。", "安娜喜欢茶", "text"),
         ("Tom's sister is Ana.", "Ana is the sister of Tom", "words"),
         ("city: Oslo", "City:  OSLO", "text"),
         ("Ana's friend: Tom", "Tom's friend: Ana", None),
