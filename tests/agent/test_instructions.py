@@ -58,7 +58,7 @@ def test_commands_refuse_them_before_a_store_is_made(command, message, tmp_path,
 
 def test_the_commands_pass_them_on(tmp_path, monkeypatch, capsys):
     recorder, chat = recording(), tmp_path / "chat.txt"
-    monkeypatch.setattr("memalpha.policy.load.load_policy", lambda name: recorder)
+    monkeypatch.setattr("memalpha.policy.load.load_policy", lambda name, **_: recorder)
     chat.write_text("Ana: hi")
     options = ["--policy", "x", "--embedder", "hash", "--instructions", WORDS]
     code = main(["read", str(tmp_path / "a.db"), str(chat), *options], monkeypatch)
