@@ -227,7 +227,8 @@ def test_a_difference_within_its_interval_is_called_noise(run: Path) -> None:
     text = page_of(run).text
     assert "after (no difference beyond noise)" in text and "is no difference beyond noise" in text
     change(run / "summary.json", tasks=9)
-    assert "noise" not in page_of(run).text and "below ten conversations there is no interval" in page_of(run).text
+    text = page_of(run).text
+    assert "noise" not in text and "below ten conversations there is no interval" in text and "± is a" not in text
 
 
 def test_the_model_and_its_worlds_are_named(run: Path) -> None:
