@@ -84,8 +84,8 @@ def consolidate(
     """Merge duplicates in STORE, end what is outdated, rewrite the core.
 
     Lists the changes with their reasons. With --apply they are written in one transaction, and the log keeps each
-    reason. Rules do what is certain: equal texts, updated or labelled entries, dates such as "yesterday". A model is
-    shown related entries and decides the rest. Raw turns stay as they were said.
+    reason. Rules do what is certain: equal texts, updated or labelled entries. A model is shown related entries and
+    decides the rest, dates such as "yesterday" among it. Raw turns stay as they were said.
 
     Example: memalpha consolidate ana.db --policy openai:gpt-4o-mini
 
@@ -113,8 +113,7 @@ def consolidate(
     lines = []
     for change in result.changes:
         operation = change.operation
-        lines.append(f"{operation.id or 'core memory'}: {change.reason}")
-        lines.append(f"  - {change.before}")
+        lines += [f"{operation.id or 'core memory'}: {change.reason}", f"  - {change.before}"]
         lines += [] if operation.kind == "delete" else [f"  + {operation.content}"]
     lines += [f"unsure: {line}" for line in result.unsure]
     lines += [f"refused: {line}" for line in result.refused]
