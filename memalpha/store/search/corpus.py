@@ -2,7 +2,7 @@
 
 For a query, every live document gets
 
-    score = coverage ** 2 * (scale(dense) + 2 * category(group)) + confidence * scale(bm25) + prior(group)
+    score = coverage ** 2 * (scale(dense) + 2 * fit * category(group)) + confidence * scale(bm25) + fit * prior(group)
             + .3 * role + .15 * question
     prior(group) = (bm25 of the members together / the best group's + prototype's inner product / the best group's) / 2
     category(group) = inner product with the vector of the category's name and description
@@ -11,7 +11,8 @@ by the route "soft", the default, where dense is the inner product with the docu
 lexical text. `scale` maps the searched documents to 0..1 by their smallest and largest score. Coverage is the share of
 the query that the embedder knows: where it knows nothing, words alone decide. Confidence is the share of the query's
 words, by idf, that the document with most of them holds: where all share but a common word with the query, vectors
-decide. It is 1 where there are spans (below). A single category has no part. A long document has the bm25 of its best
+decide. It is 1 where there are spans (below). Fit is how far groups hold what is alike: where a writer sorts at random,
+they say nothing about a document. A single category has no part. A long document has the bm25 of its best
 passage (`lexical`). Role is -1 for what an assistant said, unless the query asks about it, and question is -1 for
 a span that asks itself (`ranking`). Scaled sums keep how far ahead a document is, which rank fusion discards (LoCoMo
 recall@10 .61 against .56).
@@ -343,8 +344,7 @@ def find_candidates(
         route: Route of the search: "soft", "flat" or "dense".
     """
     is_soft = route == "soft"
-    group_prior = whole.group_priors(query, vector) if is_soft else np.zeros(whole.size)
-    described = whole.description_scores(vector) if is_soft else None
+    group_prior, described = whole.soft_priors(query, vector) if is_soft else (np.zeros(whole.size), None)
     prior = group_prior if described is None else group_prior + CATEGORY_WEIGHT * described
     chosen = [_find_nearest(whole, index, vector, prior)]
     lexical = None if route == "dense" else whole.bm25_scores(query)

@@ -293,6 +293,7 @@ def asks_for_assistants(query: str) -> bool:
 
 SURE_WORDS = 4.0  # words of no other document, from which on words count fully beside vectors
 CATEGORY_WEIGHT = 2.0  # of what a category is for; like SURE_WORDS chosen on one of the sets in eval/qa/pools
+WELL_SORTED = 0.03  # share of the vectors' variance that groups explain, from which on they count fully
 ROLE_WEIGHT = 0.3  # of an assistant's words; chosen on BEAM's even conversations
 QUESTION_WEIGHT = 0.15  # of a span that asks; chosen on LoCoMo's even conversations and FriendsQA's development set
 SMALLEST_RANGE = 1e-3  # of scores that are scaled; inner products are rounded to 1e-5
@@ -423,9 +424,9 @@ class Selection:
         if vector is None:
             return features
         if route == "soft":
-            described = self.description_scores(vector)
+            prior, described = self.soft_priors(query, vector)
             return features._replace(
-                group_prior=self.group_priors(query, vector)[self.groups],
+                group_prior=prior[self.groups],
                 category=None if described is None else described[self.groups],
                 marks=self._corpus.marks[self.slots],
             )
@@ -445,14 +446,38 @@ class Selection:
         rows = self._corpus.vectors.rows
         return rows[self.slots] if len(self.slots) < len(rows) * _FEW else None
 
-    def _prototype_scores(self, vector: np.ndarray) -> np.ndarray:
-        """Return the inner products of a query's vector `(1, dim)` with the groups' mean directions, `(1, size)`."""
+    @cached_property
+    def _sums(self) -> np.ndarray:
+        """Sums of each group's vectors, float64 `(groups, dim)`."""
+        if self._is_whole:
+            return self._corpus.prototypes.sums
         sums = np.zeros((self.size, self._corpus.embedder.dim))
         for start in range(0, len(self.slots), BLOCK):
             block = slice(start, start + BLOCK)
             rows = self._corpus.vectors.rows[self.slots[block]] if self._rows is None else self._rows[block]
             add_by_group(sums, self.groups[block], rows)
-        return inner_products(vector, unit_directions(sums))
+        return sums
+
+    @cached_property
+    def _fit(self) -> float:
+        """Share by which groups count, from 0 (documents lie in them as if at random) to 1.
+
+        It is the adjusted R squared of an analysis of variance of the vectors by group, in shares of `WELL_SORTED`.
+        """
+        total, sizes = len(self.slots), self.group_sizes[: len(self._sums)]
+        sums, sizes = self._sums[sizes > 0], sizes[sizes > 0]
+        mean = sums.sum(0) / max(1, total)
+        varied, within = total - total * (mean @ mean), total - ((sums * sums).sum(1) / sizes).sum()
+        if len(sizes) in (1, total) or varied < total * SMALLEST_RANGE:
+            return 1.0
+        explained = 1.0 - within / (total - len(sizes)) * (total - 1) / varied
+        # One document of doubt: two or three tell nothing. Rounded, since sums depend on their order.
+        return round(float(np.clip((total * explained + 1.0) / (total * WELL_SORTED + 1.0), 0.0, 1.0)), 4)
+
+    def soft_priors(self, query: Sequence[str], vector: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return `group_priors` and `description_scores`, as far as documents lie in the groups with their like."""
+        described = self.description_scores(vector)
+        return self._fit * self.group_priors(query, vector), None if described is None else self._fit * described
 
     def _dense_scores(self, vector: np.ndarray) -> np.ndarray:
         """Return the inner products of a query's vector `(1, dim)` with the documents', float64 `(n,)`."""
@@ -551,7 +576,10 @@ class Selection:
 
     def group_priors(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
         """Return the prior of each group, float64 `(size,)`."""
-        prototypes = self._corpus.prototypes.scores(vector) if self._is_whole else self._prototype_scores(vector)
+        if self._is_whole:
+            prototypes = self._corpus.prototypes.scores(vector)
+        else:
+            prototypes = inner_products(vector, unit_directions(self._sums))
         similarities = np.zeros(self.size)
         similarities[: prototypes.shape[1]] = prototypes[0]
         lexical, _ = self._group_bm25.scores(self._lexical.match_terms(query))

@@ -1,6 +1,7 @@
 """The corpus: the documented score, ties by recency, filters, batches, and change in place."""
 
 import dataclasses
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -138,3 +139,21 @@ def test_vectors_count_by_the_square_of_the_share_that_the_embedder_knows(route)
     weights = {"dense": 0.25, "category": 0.25 * CATEGORY_WEIGHT}
     options = SearchOptions(5, route=route, vector=vectors[0], weights=weights)
     assert [search(corpus, query, 5, route=route)] == corpus.search_many([query], options, vectors)
+
+
+@pytest.mark.parametrize("group_of", [lambda topic, at: topic, lambda topic, at: at % 3, lambda topic, at: at % 2])
+def test_groups_count_as_far_as_they_hold_what_is_alike(group_of) -> None:
+    """The adjusted R squared from the distances of pairs (Anderson, Austral Ecology 26, 2001)."""
+    texts = [(topic, at, f"{word} {at}") for topic, word in enumerate(("oslo city", "cat pet")) for at in range(6)]
+    groups = [group_of(topic, at) for topic, at, _ in texts]
+    corpus = Corpus(EMBEDDER, [Document(f"d{at}", texts[at][2], f"g{groups[at]}", at) for at in range(12)])
+    vectors = EMBEDDER.encode([text for *_, text in texts])
+
+    def spread(members) -> float:
+        return sum(((vectors[a] - vectors[b]) ** 2).sum() for a, b in combinations(members, 2)) / len(members)
+
+    within = sum(spread([at for at in range(12) if groups[at] == group]) for group in {*groups})
+    explained = 1 - within / (12 - len({*groups})) * 11 / spread(range(12))
+    fit = min(1.0, max(0.0, (12 * explained + 1) / (12 * 0.03 + 1)))
+    best = search(corpus, texts[3][2], 1)[0]
+    assert best.explain["group"] == pytest.approx(fit, abs=1e-4)
