@@ -215,7 +215,7 @@ class Memory(ABC):
             as_of: Log position or ISO time; the result equals a search at that moment. Only a `MemoryStore` has a past.
             around: Tokens of raw text to return around each hit (see `MemoryStore.around`); 0 returns none.
             exact: Score every entry. By default, a `MemoryStore` above 50,000 entries scores likely candidates only.
-            weights: Weights of the parts "dense", "bm25", "group" (1 by default), "category" (2), "role" (.3) and
+            weights: Weights of the parts "dense", "bm25", "group", "category" (1 by default), "role" (.3) and
                 "question" (.15), which raw turns lose that an assistant said, and that ask, in routes that add them.
             min_score: Return only hits with at least this score. Scores of routes that add parts are relative to the
                 other entries; those of "dense" and "bm25" are not.

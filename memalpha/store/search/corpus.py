@@ -2,9 +2,9 @@
 
 For a query, every live document gets
 
-    score = coverage ** 2 * (scale(dense) + 2 * fit * category(group)) + confidence * scale(bm25) + fit * prior(group)
+    score = coverage ** 2 * (scale(dense) + fit * (contents(group) + category(group))) + confidence * scale(bm25)
             + .3 * role + .15 * question
-    prior(group) = (bm25 of the members together / the best group's + prototype's inner product / the best group's) / 2
+    contents(group) = inner product with the prototype, the mean direction of the members' vectors
     category(group) = inner product with the vector of the category's name and description
 
 by the route "soft", the default, where dense is the inner product with the document's vector and bm25 is over its
@@ -76,7 +76,6 @@ from memalpha.store.filters import (
 )
 from memalpha.store.search.lexical import WINDOW, LexicalIndex, PassageIndex, Span, with_room, words
 from memalpha.store.search.ranking import (
-    CATEGORY_WEIGHT,
     COMBINED_ROUTES,
     Features,
     Prototypes,
@@ -344,8 +343,8 @@ def find_candidates(
         route: Route of the search: "soft", "flat" or "dense".
     """
     is_soft = route == "soft"
-    group_prior, described = whole.soft_priors(query, vector) if is_soft else (np.zeros(whole.size), None)
-    prior = group_prior if described is None else group_prior + CATEGORY_WEIGHT * described
+    priors = whole.soft_priors(vector) if is_soft else None
+    prior = np.zeros(whole.size) if priors is None else priors[0] + priors[1]
     chosen = [_find_nearest(whole, index, vector, prior)]
     lexical = None if route == "dense" else whole.bm25_scores(query)
     score_ranges: dict[str, tuple[float, float]] = {}
@@ -366,8 +365,8 @@ def find_candidates(
         whole.slots[documents],
         dense,
         lexical,
-        group_prior[groups] if is_soft else None,
-        None if described is None else described[groups],
+        None if priors is None else priors[0][groups],
+        None if priors is None else priors[1][groups],
         score_ranges=score_ranges,
     )
 
@@ -684,18 +683,13 @@ class Corpus:
         """Return the slots of the documents that pass a filter, in ascending order."""
         return np.flatnonzero(self._columns.mask(where, self._slots, self._size) & self._live[: self._size])
 
-    def description_scores(self, vector: np.ndarray) -> np.ndarray | None:
-        """Return the inner products of a query's vector with what each group is for, float64 `(groups,)`.
-
-        None where no group has a description.
-        """
+    def description_scores(self, vector: np.ndarray) -> np.ndarray:
+        """Return the inner products of a query's vector with what each group is for, float64 `(groups,)`, or 0."""
         names = list(self.group_numbers)
-        if not any(name in self._descriptions for name in names):
-            return None
         if len(self._description_vectors) < len(names):
             rows = np.zeros((len(names), self.embedder.dim), np.float32)
             described = [index for index, name in enumerate(names) if name in self._descriptions]
-            rows[described] = self.embedder.encode([self._descriptions[names[i]] for i in described])
+            rows[described] = self.embedder.encode([self._descriptions[names[index]] for index in described])
             self._description_vectors = rows
         return inner_products(vector, self._description_vectors)[0]
 

@@ -365,71 +365,51 @@ class SelectedPostings:
         self._index = index
         self.document_of_slot = np.full(len(index.lengths), -1, np.int32)
         self.document_of_slot[slots] = np.arange(len(slots))
-        self._last: tuple[Sequence[str], TermMatches | None] = (), None
 
     def match_terms(self, query: Sequence[str]) -> TermMatches | None:
-        """Return the matches of a query's terms; None if no document holds any.
-
-        The last result is cached, since both layers need it.
-        """
-        if self._last[0] == query:
-            return self._last[1]
-        matches = None
+        """Return the matches of a query's terms; None if no document holds any."""
         terms = self._index.term_postings(query)
-        if terms:
-            repeats, slots, counts = zip(*terms, strict=True)
-            documents = self.document_of_slot.take(np.concatenate(slots))
-            selected = np.flatnonzero(documents >= 0)
-            if len(selected):
-                ends = np.searchsorted(selected, np.cumsum([0, *map(len, slots)]))
-                numbers = np.repeat(np.arange(len(terms)), ends[1:] - ends[:-1])
-                is_lent = np.array([not _is_character(term) for term in dict.fromkeys(query)])
-                counts = np.concatenate(counts)[selected]
-                matches = TermMatches(np.array(repeats), is_lent, numbers, documents[selected], counts)
-        self._last = query, matches
-        return matches
+        if not terms:
+            return None
+        repeats, slots, counts = zip(*terms, strict=True)
+        documents = self.document_of_slot.take(np.concatenate(slots))
+        selected = np.flatnonzero(documents >= 0)
+        if not len(selected):
+            return None
+        ends = np.searchsorted(selected, np.cumsum([0, *map(len, slots)]))
+        numbers = np.repeat(np.arange(len(terms)), ends[1:] - ends[:-1])
+        is_lent = np.array([not _is_character(term) for term in dict.fromkeys(query)])
+        counts = np.concatenate(counts)[selected]
+        return TermMatches(np.array(repeats), is_lent, numbers, documents[selected], counts)
 
 
 class BM25:
-    """BM25 of single documents, or of groups of them, each as one long document."""
+    """BM25 of documents."""
 
-    def __init__(
-        self, lengths: np.ndarray, groups: np.ndarray | None = None, size: int = 0, *, inverse_mean: float | None = None
-    ) -> None:
+    def __init__(self, lengths: np.ndarray, *, inverse_mean: float | None = None) -> None:
         """Compute the length penalties.
 
         Args:
             lengths: Lengths of the selected documents `(n,)`.
-            groups: Group of each document `(n,)`, below `size`; None scores single documents.
-            size: Number of groups.
-            inverse_mean: 1 / the mean length; None takes that of the documents, or groups.
+            inverse_mean: 1 / the mean length; None takes that of the documents.
         """
-        self._groups = groups
-        self._size = self._number = len(lengths)
-        if groups is not None:
-            self._size, self._number = size, np.count_nonzero(np.bincount(groups, minlength=size))
-            lengths = np.bincount(groups, lengths, size)
-        total = lengths.sum()
-        self.inverse_mean = (self._number / total if total else 0.0) if inverse_mean is None else inverse_mean
+        self._size, total = len(lengths), lengths.sum()
+        self.inverse_mean = (self._size / total if total else 0.0) if inverse_mean is None else inverse_mean
         self._penalties = K1 * (1.0 - B + B * lengths * self.inverse_mean) if total else np.zeros(self._size)
 
     def idf(self, repeats: np.ndarray, holders: np.ndarray) -> np.ndarray:
         """Return the weights of terms `(t,)` by their counts in the query and the number of their holders."""
-        return np.log(1.0 + (self._number - holders + 0.5) / (holders + 0.5)) * repeats
+        return np.log(1.0 + (self._size - holders + 0.5) / (holders + 0.5)) * repeats
 
     def scores(self, matches: TermMatches | None) -> tuple[np.ndarray, np.ndarray]:
         """Return scores and term weights for a query's matches.
 
         Returns:
-            Scores of all documents, or groups, float64 `(n,)` or `(size,)`, and the weight of each term `(t,)`.
+            Scores of all documents, float64 `(n,)`, and the weight of each term `(t,)`.
         """
         if matches is None:
             return np.zeros(self._size), np.zeros(0)
         repeats, _, terms, documents, counts = matches
-        if self._groups is not None:  # sum the counts of a group's documents
-            group_counts = np.bincount(terms * self._size + self._groups[documents], counts, len(repeats) * self._size)
-            filled = group_counts.nonzero()[0]
-            terms, documents, counts = filled // self._size, filled % self._size, group_counts[filled]
         idf = self.idf(repeats, np.bincount(terms, minlength=len(repeats)))
         scores = np.bincount(documents, idf[terms] * counts / (counts + self._penalties[documents]), self._size)
         return scores, idf

@@ -292,7 +292,6 @@ def asks_for_assistants(query: str) -> bool:
 
 
 SURE_WORDS = 4.0  # words of no other document, from which on words count fully beside vectors
-CATEGORY_WEIGHT = 2.0  # of what a category is for; like SURE_WORDS chosen on one of the sets in eval/qa/pools
 WELL_SORTED = 0.03  # share of the vectors' variance that groups explain, from which on they count fully
 ROLE_WEIGHT = 0.3  # of an assistant's words; chosen on BEAM's even conversations
 QUESTION_WEIGHT = 0.15  # of a span that asks; chosen on LoCoMo's even conversations and FriendsQA's development set
@@ -310,13 +309,6 @@ def scale(scores: np.ndarray, score_range: tuple[float, float] | None) -> np.nda
     """
     low, high = score_range or (scores.min(), scores.max())
     return (scores - low) / max(high - low, SMALLEST_RANGE)
-
-
-def share_of_best(scores: np.ndarray) -> np.ndarray:
-    """Divide scores by the best one, with negative scores as 0."""
-    scores = np.maximum(scores, 0.0)
-    best = scores.max(initial=0.0)
-    return scores / best if best > 0 else scores
 
 
 def indices_of_largest(values: np.ndarray, count: int) -> np.ndarray:
@@ -344,7 +336,7 @@ class ScoredEntry(NamedTuple):
     Attributes:
         id: Id of the entry.
         score: Score; larger is better.
-        explain: The parts of the score that were used: raw `dense` and `bm25`, the `group` prior, terms of a `Boost`.
+        explain: The parts of the score that were used: raw `dense` and `bm25`, `group`, `category`, terms of a `Boost`.
             With spans, `bm25` is of the span's words alone, and `around` is what its neighbours add.
     """
 
@@ -376,8 +368,8 @@ class Features(NamedTuple):
         slots: Slots of the documents, int64 `(n,)`.
         dense: Inner products of the query's vector with the documents', float64 `(n,)`.
         lexical: BM25 of each document.
-        group_prior: Prior of each document's group (layer one), float64 `(n,)`.
-        category: Similarity of the query to what each document's group is for, float64 `(n,)`; None if equal.
+        group: Similarity of the query to the contents of each document's group (layer one), float64 `(n,)`.
+        category: The same, to what its group is for.
         marks: Which documents are spans that an assistant said, and which are spans that ask, bool `(n, 2)`.
         score_ranges: Minimum and maximum over more documents than these, by part of the score.
     """
@@ -385,7 +377,7 @@ class Features(NamedTuple):
     slots: np.ndarray
     dense: np.ndarray | None = None
     lexical: LexicalScores | None = None
-    group_prior: np.ndarray | None = None
+    group: np.ndarray | None = None
     category: np.ndarray | None = None
     marks: np.ndarray | None = None
     score_ranges: Mapping[str, tuple[float, float]] = MappingProxyType({})
@@ -424,14 +416,12 @@ class Selection:
         if vector is None:
             return features
         if route == "soft":
-            prior, described = self.soft_priors(query, vector)
-            return features._replace(
-                group_prior=prior[self.groups],
-                category=None if described is None else described[self.groups],
-                marks=self._corpus.marks[self.slots],
-            )
+            features = features._replace(marks=self._corpus.marks[self.slots])
+            if (priors := self.soft_priors(vector)) is not None:
+                features = features._replace(group=priors[0][self.groups], category=priors[1][self.groups])
+            return features
         if route == "hard" and dense is not None and lexical is not None:
-            best = self._in_best_groups(query, vector)
+            best = self._in_best_groups(vector)
             lexical = lexical._replace(scores=lexical.scores[best], passages=lexical.passages[best])
             return Features(self.slots[best], dense[best], lexical)
         return features
@@ -468,16 +458,18 @@ class Selection:
         sums, sizes = self._sums[sizes > 0], sizes[sizes > 0]
         mean = sums.sum(0) / max(1, total)
         varied, within = total - total * (mean @ mean), total - ((sums * sums).sum(1) / sizes).sum()
-        if len(sizes) in (1, total) or varied < total * SMALLEST_RANGE:
+        if total == len(sizes) or varied < total * SMALLEST_RANGE:
             return 1.0
         explained = 1.0 - within / (total - len(sizes)) * (total - 1) / varied
         # One document of doubt: two or three tell nothing. Rounded, since sums depend on their order.
         return round(float(np.clip((total * explained + 1.0) / (total * WELL_SORTED + 1.0), 0.0, 1.0)), 4)
 
-    def soft_priors(self, query: Sequence[str], vector: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-        """Return `group_priors` and `description_scores`, as far as documents lie in the groups with their like."""
-        described = self.description_scores(vector)
-        return self._fit * self.group_priors(query, vector), None if described is None else self._fit * described
+    def soft_priors(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return `group_priors` as far as documents lie in the groups with their like; None for a single group."""
+        if np.count_nonzero(self.group_sizes) < 2:
+            return None
+        contents, purposes = self.group_priors(vector)
+        return self._fit * contents, self._fit * purposes
 
     def _dense_scores(self, vector: np.ndarray) -> np.ndarray:
         """Return the inner products of a query's vector `(1, dim)` with the documents', float64 `(n,)`."""
@@ -514,10 +506,6 @@ class Selection:
     def _bm25(self) -> BM25:
         passages, total = effective_total(self._lexical.lengths)
         return BM25(self._lexical.lengths, inverse_mean=passages / total if total else 0.0)
-
-    @cached_property
-    def _group_bm25(self) -> BM25:
-        return BM25(self._lexical.lengths, self.groups, self.size)
 
     def bm25_scores(self, query: Sequence[str]) -> LexicalScores:
         """Return BM25 of each document (layer two)."""
@@ -562,28 +550,22 @@ class Selection:
             scores[documents], numbers[documents] = best, number
         return LexicalScores(scores, numbers)
 
-    def description_scores(self, vector: np.ndarray) -> np.ndarray | None:
-        """Return the similarity of the query to what each group is for, float64 `(size,)`; None for a single group."""
-        return self._corpus.description_scores(vector) if np.count_nonzero(self.group_sizes) > 1 else None
-
-    def _in_best_groups(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
+    def _in_best_groups(self, vector: np.ndarray) -> np.ndarray:
         """Return a mask of the documents in the best round(sqrt(groups)) groups, bool `(n,)`."""
-        prior = self.group_priors(query, vector)
-        if (described := self.description_scores(vector)) is not None:
-            prior = prior + CATEGORY_WEIGHT * described
+        contents, purposes = self.group_priors(vector)
+        prior = contents + purposes
         sorted_priors = np.sort(prior[np.unique(self.groups)])
         return prior[self.groups] >= sorted_priors[-max(1, round(len(sorted_priors) ** 0.5))]
 
-    def group_priors(self, query: Sequence[str], vector: np.ndarray) -> np.ndarray:
-        """Return the prior of each group, float64 `(size,)`."""
+    def group_priors(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the inner products with the mean of each group's vectors, and with what it is for, both `(size,)`."""
+        contents = np.zeros(self.size)
         if self._is_whole:
-            prototypes = self._corpus.prototypes.scores(vector)
+            prototypes = self._corpus.prototypes.scores(vector)[0]
         else:
-            prototypes = inner_products(vector, unit_directions(self._sums))
-        similarities = np.zeros(self.size)
-        similarities[: prototypes.shape[1]] = prototypes[0]
-        lexical, _ = self._group_bm25.scores(self._lexical.match_terms(query))
-        return (share_of_best(lexical) + share_of_best(similarities)) / 2
+            prototypes = inner_products(vector, unit_directions(self._sums))[0]
+        contents[: len(prototypes)] = prototypes
+        return contents, self._corpus.description_scores(vector)
 
 
 def score_documents(
@@ -623,12 +605,10 @@ def score_documents(
             coverage**2 * weights.get("dense", 1.0) * scale(dense, features.score_ranges.get("dense")),
             lexical.confidence * weights.get("bm25", 1.0) * scale(lexical.scores, features.score_ranges.get("bm25")),
         ]
-    if features.group_prior is not None:
-        parts["group"] = features.group_prior
-        terms.append(weights.get("group", 1.0) * features.group_prior)
-    if features.category is not None:
-        parts["category"] = features.category
-        terms.append(coverage**2 * weights.get("category", CATEGORY_WEIGHT) * features.category)
+    for name, values in (("group", features.group), ("category", features.category)):
+        if values is not None:
+            parts[name] = values
+            terms.append(coverage**2 * weights.get(name, 1.0) * values)
     named = (("role", ROLE_WEIGHT if uses_roles else 0.0), ("question", QUESTION_WEIGHT))
     for mask, (name, weight) in zip(features.marks.T, named, strict=True) if features.marks is not None else ():
         if weight and mask.any():

@@ -14,7 +14,7 @@ from memalpha.errors import StoreError
 from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.store.filters import parse_filter
 from memalpha.store.search.corpus import Corpus, Document
-from memalpha.store.search.ranking import CATEGORY_WEIGHT, ROUTES, Boost, SearchOptions
+from memalpha.store.search.ranking import ROUTES, Boost, SearchOptions
 from memalpha.types import MemoryEntry
 
 EMBEDDER = CachedEmbedder(HashEmbedder(64))
@@ -136,7 +136,7 @@ def test_vectors_count_by_the_square_of_the_share_that_the_embedder_knows(route)
     descriptions = {"semantic": "facts about a city", "episodic": "trips"}
     corpus, query = Corpus(Half(64), DOCS, descriptions=descriptions), "the city of Oslo"
     vectors = HashEmbedder(64).encode([query])
-    weights = {"dense": 0.25, "category": 0.25 * CATEGORY_WEIGHT}
+    weights = dict.fromkeys(("dense", "group", "category"), 0.25)
     options = SearchOptions(5, route=route, vector=vectors[0], weights=weights)
     assert [search(corpus, query, 5, route=route)] == corpus.search_many([query], options, vectors)
 
@@ -155,5 +155,6 @@ def test_groups_count_as_far_as_they_hold_what_is_alike(group_of) -> None:
     within = sum(spread([at for at in range(12) if groups[at] == group]) for group in {*groups})
     explained = 1 - within / (12 - len({*groups})) * 11 / spread(range(12))
     fit = min(1.0, max(0.0, (12 * explained + 1) / (12 * 0.03 + 1)))
+    members = vectors[[at for at in range(12) if groups[at] == groups[3]]].sum(0)
     best = search(corpus, texts[3][2], 1)[0]
-    assert best.explain["group"] == pytest.approx(fit, abs=1e-4)
+    assert best.explain["group"] == pytest.approx(fit * (vectors[3] @ members) / np.linalg.norm(members), abs=1e-4)

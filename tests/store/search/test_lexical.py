@@ -25,11 +25,10 @@ def build(texts):
     return index
 
 
-def bm25(index, slots, query, groups=None, size=0):
-    """Scores of each slot, or of groups of them, where nothing else is there."""
+def bm25(index, slots, query):
+    """Scores of each slot, where nothing else is there."""
     selected = SelectedPostings(index, np.array(slots, np.int64))
-    numbers = None if groups is None else np.array(groups, np.int64)
-    return BM25(selected.lengths, numbers, size).scores(selected.match_terms(query))[0]
+    return BM25(selected.lengths).scores(selected.match_terms(query))[0]
 
 
 def test_agrees_with_bm25s():
@@ -86,15 +85,9 @@ def test_a_selection_is_an_index_of_its_own(data, batches, few) -> None:
             if data.draw(st.booleans()):
                 index.settle(np.array([*live, *[False] * (len(index.lengths) - len(live))]))
     slots = [slot for slot in np.flatnonzero(live).tolist() if data.draw(st.booleans())]
-    groups = [data.draw(st.integers(0, 2)) for _ in slots]
     alone = build([texts[slot] for slot in slots])
-    joined = [" ".join(texts[slot] for slot, group in zip(slots, groups, strict=True) if group == g) for g in range(3)]
-    present = [g for g in range(3) if g in groups]
     for query in map(words, ("a", "ab cd", "c d d")):
         assert bm25(index, slots, query).tolist() == bm25(alone, range(len(slots)), query).tolist()
-        expected = np.zeros(3)
-        expected[present] = bm25(build([joined[g] for g in present]), range(len(present)), query)
-        assert np.allclose(bm25(index, slots, query, groups, 3), expected, atol=1e-12)
 
 
 def test_slots_are_used_again_after_settling() -> None:

@@ -167,7 +167,7 @@ def check_formula(lines, random, query):
     width = np.maximum(np.ptp(values, axis=0), 1e-3)  # a difference of rounding is none
     words_count = 1.0 if some else confidence(documents, query)
     scaled = ((values - values.min(axis=0)) / width) @ np.array([words_count, 1.0])
-    assert np.allclose([hit.score - hit.explain["group"] for hit in results], scaled, atol=1e-9)
+    assert np.allclose([hit.score for hit in results], scaled, atol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(8))
