@@ -18,17 +18,15 @@ are split.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder
-from memalpha.tasks.formats.files import iter_csv_rows, open_text
+from memalpha.tasks.formats.files import iter_csv_rows
 from memalpha.types import Question, SpeakerTurn, Task, is_iso_time
 
-SEPARATORS = ",;\t"
 _CHUNK_COLUMNS = ("task", "chunk", "text", "speaker", "turn", "timestamp")
 _QUESTION_COLUMNS = ("task", "id", "question", "answer", "answers", "category", "evidence", "asked_after_chunk")
 _ONE_TABLE = ("context", "timestamp")
@@ -176,19 +174,12 @@ def _refuse_columns(rows: Sequence[Row], columns: Sequence[str], why: str) -> No
 
 
 def _rows(path: Path, columns: Sequence[str]) -> list[Row]:
-    """Read all rows; the separator is the one that gives a header with these columns."""
-    try:
-        with open_text(path) as file:
-            first_line = file.readline()
-    except UnicodeError as error:
-        raise DataError(f"{path}: cannot be read as a CSV file in UTF-8 ({error}): save it as UTF-8") from error
-    fitting = [mark for mark in SEPARATORS if set(columns) <= set(next(csv.reader([first_line], delimiter=mark), ()))]
-    if not fitting and "question" in columns:
-        raise DataError(
-            f"{path}: no column 'question' in its first line: {first_line.strip()}. A table of messages is the "
-            f"chunks.csv of a folder, with or without questions: its columns are {', '.join(_CHUNK_COLUMNS)}"
-        )
-    all_rows: Any = iter_csv_rows(path, columns, fitting[0] if fitting else ",")
+    """Read all rows."""
+    hint = (
+        ". A table of messages is the chunks.csv of a folder, with or without questions: its columns are "
+        + ", ".join(_CHUNK_COLUMNS)
+    ) * ("question" in columns)
+    all_rows: Any = iter_csv_rows(path, columns, hint=hint)
     rows: list[Row] = [row for row in all_rows if any(row[1].values())]  # a spreadsheet keeps rows that were emptied
     if not rows:
         raise DataError(f"{path}: no row below its header")

@@ -239,14 +239,16 @@ def iter_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def iter_csv_rows(
-    path: Path, columns: Sequence[str] = (), separator: str = ","
+    path: Path, columns: Sequence[str] = (), separator: str = ",", hint: str = ""
 ) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield (`file:line`, row) for each row of a CSV file.
 
     Args:
         path: UTF-8 file with a header.
         columns: Columns that the header must have.
-        separator: Character between two fields; of a header without it, a semicolon or a tab.
+        separator: Character between two fields; if the header lacks it or `columns`, a comma, semicolon or tab that
+            gives them.
+        hint: What a message on a missing column ends with.
 
     Raises:
         DataError: The file cannot be read, a column is missing or named twice, a row has another length or holds a NUL.
@@ -257,11 +259,13 @@ def iter_csv_rows(
         with open_text(path) as stream:
             first_line = stream.readline()
             stream.seek(0)
-            mark = next((mark for mark in (separator, ";", "\t") if mark in first_line), separator)
+            marks = [mark for mark in dict.fromkeys((separator, *",;\t")) if mark in first_line] or [separator]
+            headers = {mark: next(csv.reader([first_line], delimiter=mark), []) for mark in marks}
+            mark = next((mark for mark in marks if set(columns) <= set(headers[mark])), marks[0])
             rows = csv.reader(stream, strict=True, delimiter=mark)
             header = next(rows, [])
             if missing := [name for name in columns if name not in header]:
-                raise DataError(f"{path}: no column {missing[0]!r} in its first line: {', '.join(header)}")
+                raise DataError(f"{path}: no column {missing[0]!r} in its first line: {', '.join(header)}{hint}")
             if twice := [name for number, name in enumerate(header) if name in header[:number]]:
                 raise DataError(f"{path}: two columns have the name {twice[0]!r}")
             while True:

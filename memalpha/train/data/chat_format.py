@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, field_validator
 
 from memalpha.agent.parsing import from_openai
 from memalpha.agent.replies import format_calls, parse_reply
@@ -31,6 +31,17 @@ class _Message(BaseModel):
     role: str
     content: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _join_parts(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        parts = [part if isinstance(part, Mapping) else {} for part in value]
+        if other := [part for part in parts if part.get("type") != "text" or not isinstance(part.get("text"), str)]:
+            kind = other[0].get("type")
+            raise ValueError(f"a part of the type {kind!r}: only words are learnt, parts of the type 'text'")
+        return "\n".join(part["text"] for part in parts)
 
 
 class _Function(BaseModel):
@@ -255,7 +266,7 @@ def format_validation_error(error: ValidationError) -> str:
     """Format the first pydantic error as `<path>: <message>`."""
     first = error.errors()[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
-    return f"{path}: {first['msg']}"
+    return f"{path}: {first['msg'].removeprefix('Value error, ')}"
 
 
 def _validate(adapter: TypeAdapter[Any], value: Any, source: str) -> list[dict[str, Any]]:

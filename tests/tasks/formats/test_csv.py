@@ -88,7 +88,7 @@ def test_messages_need_no_questions(tmp_path, name):
     ("chunks", "questions", "says"),
     [
         (None, "question,answer\nWho?,Tom\n", r"questions\.csv: no column 'context', and no chunks\.csv beside it"),
-        ("text\nx\n", "ask,answer\nWho?,Tom\n", r"no column 'question' in its first line: ask,answer\. .* chunks\.csv"),
+        ("text\nx\n", "ask,answer\nWho?,Tom\n", r"no column 'question' in its first line: ask, .* chunks\.csv"),
         ("text\nx\n", "question\nWho?\n", r"questions\.csv:2: a column 'answer', or one 'answers'"),
         ("text\nx\0y\n", "question,answer\nWho?,a\n", r"chunks\.csv:2: holds a NUL character"),
         ("text\nx\n", "question,answer,answers\nWho?,a,b\n", "not both"),

@@ -248,6 +248,11 @@ USER, REPLY = {"role": "user", "content": "a"}, {"role": "assistant", "content":
         ({"prompt": "a", "completion": ""}, "completion: the completion is empty"),
         ({"prompt": "a", "completion": "b<|end|>"}, "completion: the completion holds an end token"),
         ({"prompt": [{"role": "user", "content": 3}], "completion": "b"}, r"prompt\[0\]\.content: Input should be"),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "completion": "b"}, None),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "completion": "b"},
+            r"prompt\[0\]\.content: a part of the type 'image': only words",
+        ),
         ({"prompt": [{"content": "a"}], "completion": "b"}, r"prompt\[0\]\.role: Field required"),
         ({"prompt": 3, "completion": "b"}, "prompt: Input should be a valid list"),
         ({"prompt": [USER], "completion": [USER]}, "completion: give a text or one message of the assistant"),
