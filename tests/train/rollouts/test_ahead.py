@@ -69,6 +69,9 @@ def test_steps_learn_from_older_weights_and_a_crash_changes_nothing(kind, policy
         train(config("killed"), **python_inputs(config("killed")))
     state = json.loads((tmp_path / "killed" / "checkpoints" / "step-2" / "state.json").read_text())
     assert len(state["rollouts"]["groups"]) == 2 * config("killed").tasks_per_step
+    for name in ("metrics.jsonl", "turns.jsonl"):  # what a kill inside a write leaves
+        with (tmp_path / "killed" / name).open("a") as file:
+            file.write('{"step": 2}\n{"step": 2, "half')
     train(config("killed"), **python_inputs(config("killed")))
     assert same(weights(tmp_path / "killed", 4), weights(tmp_path / "whole", 4))
     assert lines(tmp_path / "killed" / "turns.jsonl") == turns
