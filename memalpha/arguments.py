@@ -185,6 +185,11 @@ def finite_float(text: str) -> float:
     return number
 
 
+def refuse_constant(name: str) -> Any:
+    """Raise `ValueError` for NaN and infinities, which JSON lacks and Python reads."""
+    raise ValueError(f"{name} is not JSON: use null or a number")
+
+
 def is_finite_number(value: object) -> bool:
     """Return True for a number that a float can hold, and False for NaN, infinities, booleans and anything else."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max

@@ -19,6 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from memalpha.arguments import finite_float, refuse_constant
 from memalpha.errors import ConfigError, install_command
 from memalpha.rewards.base import reply_text
 from memalpha.workers import KillableFunction, Killed
@@ -163,18 +164,7 @@ def first_json(text: str) -> Any:
     return NO_VALUE
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
-
-
-def _parse_float(text: str) -> float:
-    number = float(text)
-    if number in (float("inf"), float("-inf")):
-        raise ValueError(f"{text} is too large")
-    return number
-
-
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_parse_float)
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=finite_float)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from memalpha.arguments import check_target, finite_float, unique_keys
+from memalpha.arguments import check_target, finite_float, refuse_constant, unique_keys
 from memalpha.errors import DataError, install_command
 from memalpha.text_files import split_json_items
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
@@ -159,7 +159,7 @@ def parse_task(raw: bytes, location: str) -> Task:
         raw.decode()
         task = Task.model_validate_json(raw)
         # A second, stricter look: pydantic lets the last of two equal keys win and reads NaN.
-        json.loads(raw, object_pairs_hook=unique_keys, parse_constant=_refuse_constant, parse_float=finite_float)
+        json.loads(raw, object_pairs_hook=unique_keys, parse_constant=refuse_constant, parse_float=finite_float)
     except ValidationError as error:
         items = error.errors()
         descriptions = "; ".join(_describe(item) for item in items[:_MAX_ERRORS])
@@ -240,10 +240,6 @@ def find_problems(task: Task) -> Iterator[tuple[str, str]]:
             live.discard((operation.category, operation.replaces or ""))
         if operation.kind != "delete":
             live.add((operation.category, operation.content))
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON: use null or a number")
 
 
 if TYPE_CHECKING:
