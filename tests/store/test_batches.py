@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from memalpha.errors import (
+    DataError,
     DuplicateContent,
     InvalidContent,
     MemalphaError,
@@ -19,6 +20,7 @@ from memalpha.errors import (
     UnknownFieldWarning,
 )
 from memalpha.store.backends import sqlite
+from memalpha.store.io.markdown import import_markdown
 from memalpha.store.open import open_database, open_namespace
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
@@ -189,10 +191,13 @@ def test_contents_have_a_limit(tmp_path: Path) -> None:
             lambda: store.insert_many([{"category": "semantic", "content": long}]),
             lambda: store.update_many([{"id": id, "content": long}]),
             lambda: store.namespace("other").insert("semantic", long),
-            lambda: store.import_jsonl(tmp_path / "facts.jsonl"),
         ):
             with pytest.raises(InvalidContent, match="content of 22 bytes is over the limit of 20"):
                 write()
+        (tmp_path / "facts.md").write_text(f"## semantic\n\n- {long}\n")
+        for write in (store.import_jsonl, lambda path: import_markdown(store, path.with_suffix(".md"))):
+            with pytest.raises(DataError, match=r"facts\.\w+:\d: content of 22 bytes is over the limit of 20"):
+                write(tmp_path / "facts.jsonl")
         assert store.snapshot() == 1
     with MemoryStore.open(tmp_path / "a.db") as store:
         assert store.import_jsonl(tmp_path / "facts.jsonl") == 1

@@ -198,24 +198,17 @@ def import_lines(store: MemoryStore, path: str | Path, lines: Sequence[tuple[int
 
     A pipe can be read only once, so whoever checks a file first passes on what was read.
     """
-    contents = _stored_contents(path, lines)
-    for content in contents:
-        check_content_size(content, store.max_content)
-    vectors = store.recorded_embedder.embed(contents, store.rows)
-    with store._transaction(write=True):
-        return _apply_lines(store.rows, path, lines, vectors)
-
-
-def _stored_contents(path: str | Path, lines: Iterable[tuple[int, _Line]]) -> list[str]:
-    """Return the contents that the lines will store. Raises `DataError` for an invalid one."""
     contents = set()
     for number, line in lines:
         if line.kind in ("insert", "update"):
             with locate_errors(f"{path}:{number}"):
                 if line.seq is None:  # logged timestamps are kept unchecked
                     check_timestamp(line.timestamp)
-                contents.add(clean_content(line.content))
-    return sorted(contents)
+                contents.add(content := clean_content(line.content))
+                check_content_size(content, store.max_content)
+    vectors = store.recorded_embedder.embed(sorted(contents), store.rows)
+    with store._transaction(write=True):
+        return _apply_lines(store.rows, path, lines, vectors)
 
 
 def _apply_lines(

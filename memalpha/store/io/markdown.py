@@ -35,7 +35,7 @@ import numpy as np
 
 from memalpha.errors import DataError, DuplicateContent, StoreError
 from memalpha.store.backends.namespace import Namespace
-from memalpha.store.fields import NAMES, TIMES, check_timestamp, clean_content, new_defaults
+from memalpha.store.fields import NAMES, TIMES, check_content_size, check_timestamp, clean_content, new_defaults
 from memalpha.store.io.jsonl import atomic_writer, locate_errors, parse_fields, to_json
 from memalpha.store.schema import MemorySchema
 from memalpha.text_files import read_text
@@ -85,9 +85,11 @@ def import_markdown(store: MemoryStore, path: str | Path, document: MarkdownDocu
     line.
     """
     document = document or read_markdown(path)
-    vectors = store.recorded_embedder.embed(
-        sorted({operation.content or "" for _, operation in document.entries}), store.rows
-    )
+    contents = {operation.content or "": number for number, operation in document.entries}
+    for content, number in contents.items():
+        with locate_errors(f"{path}:{number}"):
+            check_content_size(content, store.max_content)
+    vectors = store.recorded_embedder.embed(sorted(contents), store.rows)
     with store._transaction(write=True):
         return apply_document(store.rows, path, document, vectors)
 
