@@ -32,7 +32,7 @@ def test_a_copy_is_whole_or_absent_and_leaves_nothing_else(faults, tmp_path: Pat
     try:
         for operation, kind in (("fork to a file", "I/O error"), ("copy", "SIGKILL")):
             calls, states = bench.measure(operation)
-            for n in range(2, calls + 1, 20):
+            for n in (*range(2, calls + 1, 20), calls - 1, calls):
                 assert bench.faults_of(operation, kind, n, states) == [], f"{operation}: {kind} at call {n}"
     finally:
         bench.close()
