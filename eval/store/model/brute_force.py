@@ -87,9 +87,23 @@ def _scaled(values: list[float]) -> list[float]:
     return [(value - low) / max(high - low, 1e-3) for value in values]
 
 
-def _shares(values: dict[str, float]) -> dict[str, float]:
-    best = max(values.values())
-    return {key: max(value, 0.0) / best if best > 0 else 0.0 for key, value in values.items()}
+def _fit(groups: list[list[Doc]]) -> float:
+    """Return the adjusted R squared of the vectors by group, in shares of .03, with one document of doubt."""
+    docs = [doc for members in groups for doc in members]
+    spread = len(docs) - _length(docs) ** 2 / len(docs)
+    if len(docs) == len(groups) or spread < 1e-3 * len(docs):
+        return 1.0
+    within = sum(len(members) - _length(members) ** 2 / len(members) for members in groups)
+    explained = 1 - within / (len(docs) - len(groups)) * (len(docs) - 1) / spread
+    return max(0.0, min(1.0, (len(docs) * explained + 1) / (len(docs) * 0.03 + 1)))
+
+
+def _length(docs: list[Doc]) -> float:
+    return math.sqrt(sum(x * x for x in _sum(docs)))
+
+
+def _sum(docs: list[Doc]) -> list[float]:
+    return [sum(doc.vector[i] for doc in docs) for i in range(DIM)]
 
 
 def brute_force(docs: list[Doc], query: str, route: str) -> dict[str, float]:
@@ -106,18 +120,11 @@ def brute_force(docs: list[Doc], query: str, route: str) -> dict[str, float]:
     prior = dict.fromkeys((doc.category for doc in docs), 0.0)
     if route in ("soft", "hard"):
         groups = {c: [doc for doc in docs if doc.category == c] for c in prior}
-        texts = [[word for doc in members for word in doc.text.split()] for members in groups.values()]
-        lexical = _shares(dict(zip(groups, _bm25(words, texts), strict=True)))
-        similarity = {}
-        for category, members in groups.items():
-            sums = [sum(doc.vector[i] for doc in members) for i in range(DIM)]
-            norm = math.sqrt(sum(x * x for x in sums))
-            similarity[category] = _dot(vector, [x / norm for x in sums]) if norm > 1e-6 else 0.0
-        similarity = _shares(similarity)
-        prior = {category: (lexical[category] + similarity[category]) / 2 for category in groups}
-        if len(groups) > 1:
-            for name in groups:
-                prior[name] += 2 * _dot(vector, embed(f"{name}: {DESCRIPTIONS[name]}"))
+        fit = _fit(list(groups.values())) if route == "soft" else 1.0
+        for name, members in groups.items() if len(groups) > 1 else ():
+            length = _length(members)
+            contents = _dot(vector, _sum(members)) / length if length > 1e-6 else 0.0
+            prior[name] = fit * (contents + _dot(vector, embed(f"{name}: {DESCRIPTIONS[name]}")))
     texts = [doc.text.split() for doc in docs]
     lexical_scores, confidence = _bm25(words, texts), _confidence(words, texts)
     if route == "hard":
