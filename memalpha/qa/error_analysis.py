@@ -359,7 +359,7 @@ def _join_texts(texts: Sequence[str]) -> str:
 MIN_OVERLAP = 0.5
 """Smallest share of a sentence's terms that a turn of its chunk has to contain to be its source."""
 
-MAX_UNINDEXED = 32
+MAX_UNINDEXED = 16
 """Number of passages up to which reading all of them costs less than an index by word."""
 
 _BOUNDARY = re.compile(r"(?<=[.!?])[\"')\]]*\s+|(?<=[\u3002\uff01\uff1f])\s*")
