@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""What the words around raw spans, and a prior of their places, bring on dialogue and documents:
+"""What the words around raw spans bring on dialogue and documents:
 
     python eval/qa/retrieval_pools.py DATA --embedders static minilm --out eval/results/retrieval-pools.json
 
@@ -24,9 +24,8 @@ a `MemoryStore` of its own, its spans entries with a source and a turn:
 | locomo-shuffled, …  | the same, in an order   | the same                     | one list     | the same             |
 |                     | that means nothing      |                              |              |                      |
 
-Rows: the store's routes dense, bm25 and flat (`sum`); `prior`: with the place of a span (its source and chunk) as its
-group, for the prior of layer one; `neighbours`: the store's default search; `both`. The interval is of the gain in
-recall@10 over `sum`: 95 % of 10,000 paired bootstrap samples, over conversations, episodes, chats or questions.
+Rows: the store's routes dense, bm25 and flat (`sum`), and `neighbours`, its default search. The interval is of the gain
+in recall@10 over `sum`: 95 % of 10,000 paired bootstrap samples, over conversations, episodes, chats or questions.
 `--half odd` (or even) takes conversations, episodes and chats with odd numbers, every second question of other sets:
 constants that are chosen on one half are reported on the other.
 """
@@ -39,7 +38,6 @@ import random
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,13 +46,12 @@ import numpy as np
 from memalpha.qa.passages import raw_fields, turn_passages
 from memalpha.qa.search_benchmark import EvidenceQuestion, EvidenceRanks, rank_evidence, summarize_ranks
 from memalpha.store.embedding import CachedEmbedder, Embedder, load_embedder
-from memalpha.store.search.corpus import Corpus, Document
-from memalpha.store.search.ranking import Route, SearchOptions
+from memalpha.store.search.ranking import Route
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.datasets import locomo
 from memalpha.types import MemoryEntry
 
-ROWS = ("dense", "bm25", "sum", "prior", "neighbours", "both")
+ROWS: dict[str, Route] = {"dense": "dense", "bm25": "bm25", "sum": "flat", "neighbours": "soft"}  # row: route
 BATCH = 20  # questions that share a pool of paragraphs
 ARTICLES = 12  # that share a pool
 SENTENCE = re.compile(r'(?<=[.!?])\s+(?=[A-Z"])')  # what is between two
@@ -257,28 +254,10 @@ def measure(pool: Pool, embedder: Embedder) -> dict[str, list[EvidenceRanks]]:
         questions = [
             question._replace(gold=tuple(units[name] for name in question.gold)) for question in pool.questions
         ]
-        entries = store.list()
-        searches = {
-            "dense": search_function(store, "dense"),
-            "bm25": search_function(store, "bm25"),
-            "sum": search_function(store, "flat"),
-            "prior": _with_places(entries, embedder, spans=False),
-            "neighbours": search_function(store, "soft"),
-            "both": _with_places(entries, embedder, spans=True),
+        return {
+            row: rank_evidence(questions, search_function(store, route), lambda entry: getattr(entry, pool.unit))
+            for row, route in ROWS.items()
         }
-        return {row: rank_evidence(questions, searches[row], lambda entry: getattr(entry, pool.unit)) for row in ROWS}
-
-
-def _with_places(
-    entries: Sequence[MemoryEntry], embedder: Embedder, *, spans: bool
-) -> Callable[[Sequence[str], int], list[list[MemoryEntry]]]:
-    """Return the default search with a span's source and chunk as its group, with or without the words around it."""
-    by_id = {entry.id: entry for entry in entries}
-    documents = [replace(Document.from_entry(entry), group=f"{entry.source} {entry.chunk}") for entry in entries]
-    corpus = Corpus(embedder, documents if spans else [replace(document, span=None) for document in documents])
-    return lambda queries, k: [
-        [by_id[hit.id] for hit in hits] for hits in corpus.search_many(queries, SearchOptions(k))
-    ]
 
 
 def gain(ranks: Sequence[Sequence[EvidenceRanks]], base: Sequence[Sequence[EvidenceRanks]]) -> list[float]:
