@@ -346,6 +346,8 @@ class RunDirectory:
         if not self.world.is_main:
             return
         link = self.path / "checkpoints" / "best"
+        if link.is_dir() and not link.is_symlink():  # in a copy made by a program that follows links
+            shutil.rmtree(link)
         temporary = link.with_name(".best.part")
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(f"step-{step}")

@@ -44,6 +44,12 @@ def supervised(policy_path, tmp_path_factory) -> Path:
     return folder / "run"
 
 
+def test_a_copy_whose_links_became_folders_goes_on(supervised, tmp_path):
+    copy = shutil.copytree(supervised, tmp_path / "copy")
+    RunDirectory(copy).link_best(2)
+    assert (copy / "checkpoints/best").readlink().name == "step-2"
+
+
 @pytest.fixture
 def first(supervised, tmp_path) -> Path:
     """A copy of the supervised run."""
