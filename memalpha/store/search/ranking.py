@@ -416,10 +416,9 @@ class Selection:
         if vector is None:
             return features
         if route == "soft":
-            features = features._replace(marks=self._corpus.marks[self.slots])
-            if (priors := self.soft_priors(vector)) is not None:
-                features = features._replace(group=priors[0][self.groups], category=priors[1][self.groups])
-            return features
+            priors = self.soft_priors(vector)
+            group, category = (None, None) if priors is None else (values[self.groups] for values in priors)
+            return features._replace(group=group, category=category, marks=self._corpus.marks[self.slots])
         if route == "hard" and dense is not None and lexical is not None:
             best = self._in_best_groups(vector)
             lexical = lexical._replace(scores=lexical.scores[best], passages=lexical.passages[best])
