@@ -248,7 +248,8 @@ class LexicalIndex:
                 self.lengths[slot] = counts.total() if text.isascii() else word_count(counts.elements())
                 self._add(slot, counts)
             return
-        numbers, sizes, term_arrays, uneven = _TokenNumbers(self._terms), [], [], dict[int, int]()
+        numbers, sizes, term_arrays = _TokenNumbers(self._terms), [], []
+        uneven: dict[int, int] = {}  # length by slot of texts of which a term may be no word
         for start in range(0, len(texts), _BLOCK):
             tokens = list(map(_tokens, texts[start : start + _BLOCK]))
             sizes += map(len, tokens)
