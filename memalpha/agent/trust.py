@@ -244,14 +244,13 @@ def statement_words(content: str) -> frozenset[str]:
 
 
 OTHERS_SHARE = 0.5
-"""Share of its score, counted from -1, that a hit keeps if another than the owner said it."""
+"""Share of its score that a hit keeps if another than the owner said it."""
 
 
 class AttributedMemory:
     """View of a memory in which an entry that another than the owner said begins with that person's name.
 
-    Its score in a search is halved, counted from -1, since the last hit of a search may score 0: of the same k hits, an
-    entry of the owner that scores half as much comes first.
+    Its score in a search is halved: of the same k hits, an entry of the owner that scores half as much comes first.
     Everything else is as in the memory.
 
     Args:
@@ -290,7 +289,7 @@ class AttributedMemory:
         if self._is_owners(hit.entry):
             return hit
         explain = {**hit.explain, DEMOTED: OTHERS_SHARE}
-        return replace(hit, entry=self.name(hit.entry), score=OTHERS_SHARE * (hit.score + 1.0) - 1.0, explain=explain)
+        return replace(hit, entry=self.name(hit.entry), score=OTHERS_SHARE * hit.score, explain=explain)
 
     def name(self, entry: MemoryEntry) -> MemoryEntry:
         """Return an entry whose content begins with the name of its speaker, unless that is the owner."""
