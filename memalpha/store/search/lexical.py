@@ -89,6 +89,7 @@ _TOKEN = re.compile(
 )
 UNSPACED = re.compile(rf"[{_UNSPACED}]")
 """A character of a script that is written without spaces, or of Hangul."""
+_MAY_BE_UNSPACED = re.compile("[\u0e00-\u1fff\u2e80-\U0010ffff]")  # before NFKC, which makes some of half-width kana
 _WORD_ALONE = re.compile(rf"[{_ALONE}]")
 _ASCII_TOKEN = re.compile(r"[a-z0-9]+(?:'[a-z0-9]\w*)*")  # what _TOKEN finds in lower-case ASCII, four times as fast
 
@@ -245,7 +246,8 @@ class LexicalIndex:
         if len(texts) < max(_FEW, len(self._slots) // _SHARE):
             for slot, text in zip(slots.tolist(), texts, strict=True):
                 counts = term_counts(text)
-                self.lengths[slot] = counts.total() if text.isascii() else word_count(counts.elements())
+                is_even = _MAY_BE_UNSPACED.search(text) is None
+                self.lengths[slot] = counts.total() if is_even else word_count(counts.elements())
                 self._add(slot, counts)
             return
         numbers, sizes, term_arrays = _TokenNumbers(self._terms), [], []
@@ -254,7 +256,7 @@ class LexicalIndex:
             tokens = list(map(_tokens, texts[start : start + _BLOCK]))
             sizes += map(len, tokens)
             for slot, text, found in zip(slots[start:].tolist(), texts[start:], tokens, strict=False):
-                if not text.isascii():
+                if _MAY_BE_UNSPACED.search(text):
                     uneven[slot] = word_count(filter(_word, found))
             term_arrays.append(np.fromiter(map(numbers.__getitem__, chain.from_iterable(tokens)), np.int64))
         terms, holders = np.concatenate(term_arrays), np.repeat(slots, sizes)
