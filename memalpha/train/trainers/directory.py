@@ -347,7 +347,10 @@ class RunDirectory:
             return
         link = self.path / "checkpoints" / "best"
         if link.is_dir() and not link.is_symlink():  # in a copy made by a program that follows links
-            shutil.rmtree(link)
+            if self.checkpoint(step).is_dir():
+                shutil.rmtree(link)
+            else:
+                link.rename(self.checkpoint(step))
         temporary = link.with_name(".best.part")
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(f"step-{step}")

@@ -44,10 +44,14 @@ def supervised(policy_path, tmp_path_factory) -> Path:
     return folder / "run"
 
 
-def test_a_copy_whose_links_became_folders_goes_on(supervised, tmp_path):
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_copy_whose_links_became_folders_goes_on(supervised, tmp_path, is_alone):
     copy = shutil.copytree(supervised, tmp_path / "copy")
-    RunDirectory(copy).link_best(2)
-    assert (copy / "checkpoints/best").readlink().name == "step-2"
+    best, step = copy / "checkpoints/best", copy / "checkpoints/step-1"
+    if is_alone:
+        shutil.rmtree(step)  # then `best` holds the only weights
+    RunDirectory(copy).link_best(1)
+    assert best.readlink().name == "step-1" and same(weights(best), weights(supervised / "checkpoints/step-1"))
 
 
 @pytest.fixture
