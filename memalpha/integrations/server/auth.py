@@ -200,18 +200,14 @@ class KeyFile:
         secret = f"{PREFIX}{id}_{random}"
         ordered_rights = tuple(right for right in RIGHTS if right in rights)
         unique_namespaces = tuple(dict.fromkeys(namespaces))
-        key = Key(id, name, ordered_rights, unique_namespaces, requests_per_minute, bytes_per_day, _iso_time())
-        row = (id, name, _hash(secret), " ".join(key.rights), "\n".join(key.namespaces))
+        rest = (requests_per_minute, bytes_per_day, _iso_time(), None, None)
+        row = (id, name, _hash(secret), " ".join(ordered_rights), "\n".join(unique_namespaces), *rest)
         try:
-            self._change(
-                "INSERT INTO keys (id, name, hash, rights, namespaces, requests_per_minute, bytes_per_day, created) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (*row, requests_per_minute, bytes_per_day, key.created),
-            )
+            self._change("INSERT INTO keys VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         except sqlite3.IntegrityError as error:
             raise ConfigError(f"name: an active key is named {name!r}; revoke it, or choose another name") from error
         self._connection.execute("DELETE FROM written WHERE day < ?", (int(time.time() // DAY) - 1,))
-        return key, secret
+        return Key(id, name, ordered_rights, unique_namespaces, *rest), secret
 
     def list(self) -> list[Key]:
         """Return all keys, revoked ones too, oldest first."""
@@ -235,16 +231,21 @@ class KeyFile:
     # ------------------------------------------------------------------------------------------------------- requests
 
     def authenticate(self, secret: str) -> Key | None:
-        """Return the active key with this secret, and note its use; None if there is none.
+        """Return the active key with this secret; None if there is none. Note its use and count the request.
 
         Raises:
-            sqlite3.Error: The file cannot be read, or was removed or replaced since it was opened.
+            ServiceError: The file cannot be read, or was removed or replaced since it was opened (503), or no request
+                is left in the key's quota (429).
         """
-        if self._read_file_id() != self._file_id:  # the open connection would go on with the old file's keys
-            raise sqlite3.OperationalError("the file was removed or replaced: restart the server")
         id = secret.removeprefix(PREFIX).partition("_")[0]
         select = f"SELECT hash, {_COLUMNS} FROM keys WHERE id = ? AND revoked IS NULL"
-        stored_hash, *row = self._connection.execute(select, (id,)).fetchone() or ("",)
+        try:
+            if self._read_file_id() != self._file_id:  # the open connection would go on with the old file's keys
+                raise sqlite3.OperationalError("the file was removed or replaced: restart the server")
+            stored_hash, *row = self._connection.execute(select, (id,)).fetchone() or ("",)
+        except sqlite3.Error as error:
+            log.error("%s cannot be read", self.path, exc_info=error)
+            raise ServiceError("store_error", "the keys cannot be read; the server's log says why", 503) from error
         if not hmac.compare_digest(_hash(secret), stored_hash):
             return None
         key = _key(row)
@@ -252,12 +253,13 @@ class KeyFile:
         if now - self._noted.get(key.id, 0.0) > NOTE_SECONDS:
             self._noted[key.id] = now
             try:
-                self._connection.execute("UPDATE keys SET last_used = ? WHERE id = ?", (_iso_time(now), key.id))
+                self._connection.execute("UPDATE keys SET last_used = ? WHERE id = ?", (_iso_time(), key.id))
             except sqlite3.Error as error:  # the key is good all the same
                 log.error("%s cannot be written", self.path, exc_info=error)
+        self._count_request(key)
         return key
 
-    def count_request(self, key: Key) -> None:
+    def _count_request(self, key: Key) -> None:
         """Take one request from the key's quota. Raises `ServiceError` (429) if none is left."""
         if key.requests_per_minute is None:
             return
@@ -312,9 +314,8 @@ def _hash(secret: str) -> str:
     return sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _iso_time(seconds: float | None = None) -> str:
-    moment = datetime.now(UTC) if seconds is None else datetime.fromtimestamp(seconds, UTC)
-    return moment.isoformat(timespec="seconds")
+def _iso_time() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(slots=True)
@@ -415,7 +416,7 @@ class RequestGuard:
         if self._hosts is None:
             return
         host, origin = _text(headers, b"host"), headers.get(b"origin")
-        if _NOT_IN_HOST.intersection(host) or _hostname(host) not in self._hosts:
+        if _NOT_IN_HOST.intersection(host) or parse_hostname(host) not in self._hosts:
             how = "this server answers to localhost and the names of --allow-host alone"
             raise ServiceError("foreign_host", how, 421)
         if headers.get(b"sec-fetch-site") == b"cross-site":
@@ -456,26 +457,13 @@ class RequestGuard:
             else:
                 credential = credential.strip() if scheme.lower() == "bearer" else ""
             if self.token is None or not hmac.compare_digest(credential.encode(), self.token.encode()):
-                key = self._authenticate(credential)
+                key = None if self.keys is None else self.keys.authenticate(credential)
                 if key is None:
                     how = "Authorization: Bearer TOKEN"
                     if for_page:
                         how = "the password is the token or a key, the user name the namespace (or empty)"
                     raise ServiceError("unauthorized", f"a token is needed: {how}", 401)
         return Access(choose_namespace(namespace, key, self.namespace), key, self.keys)
-
-    def _authenticate(self, credential: str) -> Key | None:
-        """Return the key and count the request; None if it is none."""
-        if self.keys is None:
-            return None
-        try:
-            key = self.keys.authenticate(credential)
-        except sqlite3.Error as error:
-            log.error("%s cannot be read", self.keys.path, exc_info=error)
-            raise ServiceError("store_error", "the keys cannot be read; the server's log says why", 503) from error
-        if key is not None:
-            self.keys.count_request(key)
-        return key
 
     async def read_body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
         """Return the whole body, or None if the client has gone. The caller gives it back to `forget_body`.
@@ -525,7 +513,7 @@ async def _refuse_body(receive: Receive, *, has_more: bool) -> ServiceError:
 
 
 @lru_cache(1000)
-def _hostname(host: str) -> str | None:
+def parse_hostname(host: str) -> str | None:
     """Return a Host in lower case and without port; None if it has none."""
     try:
         return urlsplit(f"//{host}").hostname

@@ -32,32 +32,24 @@ from pydantic_core import PydanticSerializationError
 from memalpha import __version__
 from memalpha.agent.tools import format_validation_error
 from memalpha.arguments import RepeatedKeyError, unique_keys
-from memalpha.errors import ConfigError, DuplicateContent, install_command
+from memalpha.errors import DuplicateContent
+from memalpha.integrations import required_packages
 from memalpha.integrations.server import schemas
 from memalpha.integrations.server.auth import NAMESPACE_HEADER, SCOPE, Access, KeyFile, RequestGuard, Right
 from memalpha.integrations.server.schemas import HTTP_SOURCE, Label, Limit, Position, ServiceError, Time
 from memalpha.integrations.server.service import MemoryService, check_answer_size, read_log
-from memalpha.integrations.server.telemetry import (
-    REQUEST_ID_HEADER,
-    UNKNOWN,
-    RequestRecord,
-    Telemetry,
-)
+from memalpha.integrations.server.telemetry import REQUEST_ID_HEADER, UNKNOWN, RequestRecord, Telemetry
 from memalpha.store.io.jsonl import to_json
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry, Operation
 
-try:
+with required_packages("serving HTTP", "starlette"):
     from starlette.background import BackgroundTask
     from starlette.datastructures import QueryParams
     from starlette.requests import Request
     from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
     from starlette.routing import Router, compile_path
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
-except ModuleNotFoundError as error:
-    if error.name != "starlette":
-        raise
-    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from None
 
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
@@ -595,7 +587,7 @@ class HttpApp:
             nonlocal is_answering
             if message["type"] == "http.response.start":
                 record.status, is_answering = message["status"], True
-                message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, record.id)]
+                message["headers"] = [*message.get("headers", ()), (REQUEST_ID_HEADER, record.id.encode())]
             elif message["type"] == "http.response.body":
                 record.sent += len(message.get("body", b""))
             await send(message)

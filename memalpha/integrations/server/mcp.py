@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from memalpha import __version__
 from memalpha.agent.tools import format_validation_error, tool_schemas
-from memalpha.errors import ConfigError, install_command
+from memalpha.integrations import required_packages
 from memalpha.integrations.server.auth import SCOPE, Right, log
 from memalpha.integrations.server.schemas import (
     CallOutcome,
@@ -35,17 +35,13 @@ from memalpha.integrations.server.service import MemoryService
 from memalpha.store.io.jsonl import to_json
 from memalpha.store.search.lexical import split_passages, words
 
-try:
+with required_packages("serving MCP", "mcp", "mcp_types"):
     import mcp_types as types
     from mcp.server.context import ServerRequestContext
     from mcp.server.lowlevel import Server
     from mcp.server.stdio import stdio_server
     from mcp.shared.exceptions import MCPError
     from mcp.shared.message import SessionMessage
-except ModuleNotFoundError as error:
-    if error.name not in ("mcp", "mcp_types"):
-        raise
-    raise ConfigError(f"serving MCP needs {error.name}: {install_command('serve')}") from None
 
 MAX_ANSWER = 60_000
 """Bytes of an answer's JSON, which goes out twice: as structured content and as text."""

@@ -27,9 +27,10 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-from memalpha.errors import ConfigError, DataError, install_command
+from memalpha.errors import ConfigError, DataError
+from memalpha.integrations import required_packages
+from memalpha.integrations.server.auth import parse_hostname
 from memalpha.integrations.server.mcp import serve_lines
 from memalpha.integrations.server.service import MemoryService
 from memalpha.integrations.server.telemetry import start_tracing
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from memalpha.integrations.server.http import HttpApp
     from memalpha.report.page import RunPage
 
-try:
+with required_packages("serving HTTP", "starlette", "uvicorn", "h11"):
     import uvicorn
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool
@@ -49,10 +50,6 @@ try:
     from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
     from starlette.routing import Route
     from uvicorn.protocols.http.h11_impl import H11Protocol
-except ModuleNotFoundError as error:
-    if error.name not in ("starlette", "uvicorn", "h11"):
-        raise
-    raise ConfigError(f"serving HTTP needs {error.name}: {install_command('serve')}") from None
 
 WATCH_HOST = "127.0.0.1"
 LOOK_SECONDS = 1.0
@@ -278,10 +275,7 @@ def check_hosts(names: Collection[str]) -> frozenset[str]:
     """Return host names in lower case. Raises `ConfigError` for what is no name (or address) of a host."""
     hosts = set()
     for name in names:
-        try:
-            host = urlsplit(f"//{name}").hostname
-        except ValueError:
-            host = None
+        host = parse_hostname(name)
         if host is None or host != name.lower().strip("[]"):
             raise ConfigError(f"allow-host: {name!r}: a host name without scheme and port is needed")
         hosts.add(host)

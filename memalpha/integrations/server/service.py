@@ -226,10 +226,9 @@ class MemoryService:
         if policy is None and not read_only:
             raise ConfigError("policy: a writer is needed, unless the memory is served read-only")
         self._chunk_size = chunk_size
-        self._serve(store, None if policy is None else MemoryAgent(policy, store, config, trust=trust))
-        self._reader = ExtractiveReader() if self._agent is None else self._agent.reader
-        if self._agent is not None and reader is not None:
-            self._reader = default_reader(self._agent.policy, self._agent.config, reader)
+        agent = None if policy is None else MemoryAgent(policy, store, config, trust=trust)
+        self._serve(store, agent)
+        self._reader = ExtractiveReader() if agent is None else default_reader(agent.policy, agent.config, reader)
         self._namespaces: OrderedDict[str, MemoryService] = OrderedDict()  # others of the same store, last used last
         self._siblings: WeakSet[MemoryService] = WeakSet()
         self._policy_lock = Lock()  # the policy writes in one thread and answers in another

@@ -16,21 +16,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from memalpha.errors import ConfigError, install_command
+from memalpha.integrations import required_packages
 from memalpha.store.backends.base import deadline
 
-try:
+with required_packages("serving", "opentelemetry", "prometheus_client"):
     from opentelemetry import propagate, trace
     from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
-except ModuleNotFoundError as error:
-    if error.name is None or not error.name.startswith(("opentelemetry", "prometheus_client")):
-        raise
-    raise ConfigError(f"serving needs {error.name}: {install_command('serve')}") from None
 
 T = TypeVar("T")
 
@@ -49,25 +45,31 @@ _log = logging.getLogger("memalpha.requests")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """The record of a request so far.
+    """The record of a request so far: the fields of its line in the log, in their order.
 
     Attributes:
         id: The client's `REQUEST_ID_HEADER` if it is short and plain, else a random one; the answer has it, too.
+        method: HTTP method.
+        path: First `MAX_PATH` characters of the path, without the query.
         route: Template of the path, as in `/v1/entries/{id}`.
+        status: Status of the answer.
+        ms: Milliseconds to the last byte.
         key: Name of its key; None is the token, or none.
         namespace: Namespace that it is for.
         received: Bytes of its body.
         sent: Bytes of the answer's body.
-        status: Status of the answer.
     """
 
-    id: bytes
+    id: str
+    method: str
+    path: str
     route: str = REFUSED
+    status: int = CLIENT_CLOSED
+    ms: float = 0.0
     key: str | None = None
     namespace: str | None = None
     received: int = 0
     sent: int = 0
-    status: int = CLIENT_CLOSED
 
     def describe(self, span: trace.Span, method: str) -> None:
         """Name the request's span and set its attributes, by OpenTelemetry's conventions where they have a name."""
@@ -76,7 +78,7 @@ class RequestRecord:
             "http.request.method": method,
             "http.route": self.route,
             "http.response.status_code": self.status,
-            "memalpha.request_id": self.id.decode(),
+            "memalpha.request_id": self.id,
             "memalpha.key": self.key,
             "memalpha.namespace": self.namespace,
         }
@@ -122,7 +124,8 @@ class Telemetry:
             headers: Headers of the request, by lower-case name.
         """
         sent_id = headers.get(REQUEST_ID_HEADER, b"")
-        record = RequestRecord(sent_id if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8).encode())
+        id = sent_id.decode() if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8)
+        record = RequestRecord(id, method, path[:MAX_PATH])
         kind, started = method if method in METHODS else "_OTHER", time.perf_counter()
         try:
             with _request_span(kind, headers) as span:
@@ -136,19 +139,8 @@ class Telemetry:
             self._requests.labels(kind, record.route, str(record.status)).inc()
             self._seconds.labels(record.route).observe(seconds)
             if self._log:
-                line: dict[str, Any] = {
-                    "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                    "id": record.id.decode(),
-                    "method": method,
-                    "path": path[:MAX_PATH],
-                    "route": record.route,
-                    "status": record.status,
-                    "ms": round(1000 * seconds, 1),
-                    "key": record.key,
-                    "namespace": record.namespace,
-                    "received": record.received,
-                    "sent": record.sent,
-                }
+                record.ms = round(1000 * seconds, 1)
+                line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **asdict(record)}
                 _log.info("%s", json.dumps(line))  # ASCII: control characters of a hostile path are escaped
 
 
@@ -158,15 +150,11 @@ def start_tracing() -> Callable[[], None]:
     Raises:
         ConfigError: The SDK or the exporter of OpenTelemetry is not installed.
     """
-    try:
+    with required_packages("otel: tracing", "opentelemetry", extra="otel"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    except ModuleNotFoundError as error:
-        if error.name is None or not error.name.startswith("opentelemetry"):
-            raise
-        raise ConfigError(f"otel: tracing needs {error.name}: {install_command('otel')}") from None
     provider = TracerProvider(resource=Resource.create({"service.name": _NAME}))  # OTEL_SERVICE_NAME goes before
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
