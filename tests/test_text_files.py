@@ -18,10 +18,10 @@ import pytest
 from memalpha.errors import DataError
 from memalpha.qa.scoring.judge import load_labels
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.formats.chats import is_message_file, load_messages
 from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.files import iter_json_lines, read_json
 from memalpha.tasks.formats.jsonl import load_jsonl
+from memalpha.tasks.formats.messages import is_message_file, load_messages
 from memalpha.text_files import decode_text
 
 TEXT = "Ana: café, Straße, \N{SLICE OF PIZZA} 東京\n"

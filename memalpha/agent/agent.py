@@ -35,7 +35,7 @@ from memalpha.store.memory import Memory
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.chunking import cut_chunk, split_text
-from memalpha.tasks.formats.chats import Messages, chunk_messages, is_messages
+from memalpha.tasks.formats.messages import Messages, chunk_messages, is_messages
 from memalpha.types import Chunk, Completion, Observation, Operation, SampleRequest, Turn
 
 T = TypeVar("T")

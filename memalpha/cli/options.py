@@ -18,8 +18,9 @@ from memalpha.config import AgentConfig, ReaderConfig, TrustConfig, build_config
 from memalpha.errors import ConfigError, DataError, StoreError
 from memalpha.store.fields import check_timestamp, visible
 from memalpha.tasks.chunking import split_text
-from memalpha.tasks.formats.chats import is_message_file, load_exports, load_messages
+from memalpha.tasks.formats.chats import load_exports
 from memalpha.tasks.formats.jsonl import load_jsonl
+from memalpha.tasks.formats.messages import is_message_file, load_messages
 from memalpha.text_files import decode_text
 from memalpha.text_files import read_text as read_text_file
 from memalpha.types import Chunk, MemoryEntry

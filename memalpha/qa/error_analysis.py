@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 from memalpha.qa.passages import Passage, Retrieval, WrittenMemory
 from memalpha.store.search.lexical import term_counts
 from memalpha.store.values import contains, is_same, key_value, normalize, tokens
-from memalpha.tasks.formats.chats import READ_ROLES
+from memalpha.tasks.formats.messages import READ_ROLES
 from memalpha.types import Question, Task, TrajectoryGroup
 
 if TYPE_CHECKING:

@@ -148,7 +148,7 @@ class TaskBuilder:
                     raise DataError(f"turn id {turn.id!r} occurs twice in one task")
                 self._parts[turn.id] = [id for id in ids if id is not None]
             parts += [SpeakerTurn(speaker=turn.speaker, text=text, id=id) for id, text in zip(ids, pieces, strict=True)]
-        self.chunks.extend(chunk.model_copy(update={"timestamp": timestamp}) for chunk in pack_turns(parts))
+        self.chunks += pack_turns(parts, timestamp=timestamp)
 
     def add_text(self, text: str, timestamp: str | None = None, borders: Sequence[str] = BORDERS) -> None:
         """Add a text without speakers, in as many chunks as it needs.

@@ -15,10 +15,11 @@ from memalpha.errors import ConfigError, DataError, did_you_mean
 from memalpha.tasks.catalog import MODULES, get_data_set, load_set, loader_options, locate, read_set, validate_options
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.dataset_info import DataSet
-from memalpha.tasks.formats.chats import is_chat_folder, load_chat_folder, load_chats
+from memalpha.tasks.formats.chats import NO_CHAT, is_chat_folder, load_chat_folder, load_chats
 from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.files import check_selection
 from memalpha.tasks.formats.jsonl import from_dataset, load_jsonl, save_jsonl
+from memalpha.text_files import read_text
 from memalpha.types import Task
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def load_tasks(
         return load_chat_folder(path, dates)[:limit]
     tasks = None if is_task_file else load_chats(path, dates)
     if tasks is None:
+        if path.suffix.lower() == ".txt" and path.is_file():
+            raise DataError(f"{path}:1: {NO_CHAT}" if read_text(path).strip() else f"{path}: is empty")
         tasks = load_csv(path) if path.suffix in TABLES or path.is_dir() else load_jsonl(path)
     return tasks[:limit]
 

@@ -74,7 +74,7 @@ from memalpha.store.quarantine import WRITER
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.chunking import split_text
-from memalpha.tasks.formats.chats import chunk_messages
+from memalpha.tasks.formats.messages import chunk_messages
 from memalpha.types import Chunk, Hit, MemoryEntry, Operation, ToolCall, ToolResult, Turn
 
 T = TypeVar("T")

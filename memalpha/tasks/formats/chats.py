@@ -1,8 +1,4 @@
-"""Chats as chunks of a day each: chat messages, and exports of six apps, told apart by content.
-
-**Chat messages** are `[{"role", "content", "name"?, "timestamp"?}]`, as chat APIs take and return them. The words of
-users and assistants are read. Messages of other roles (system, developer, tool, function) are left out. So are tool
-calls, tool results, thoughts and media inside a message. The speaker of a turn is the role, or the `name` of a user.
+"""Chats exported by six apps as chunks of a day each, told apart by content.
 
 Of **ChatGPT and Claude**, `conversations.json` is read: a task for each conversation. Read are the words of the user
 and of the assistant, on the branch that the app shows. Left out are hidden and system messages, tool calls and their
@@ -31,22 +27,34 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import CHUNK, split_text
-from memalpha.tasks.formats.files import open_text, pack_turns, require_field
-from memalpha.text_files import parse_json, parse_json_or_none, read_text, split_json_items
-from memalpha.types import Chunk, SpeakerTurn, Task, is_iso_time, parse_iso_time
+from memalpha.tasks.chunking import CHUNK
+from memalpha.tasks.formats.files import require_field
+from memalpha.tasks.formats.messages import Utterance, is_messages, load_messages, pack_days, parse_message
+from memalpha.text_files import parse_json_or_none, read_text
+from memalpha.types import Task, parse_iso_time
 
 _AS_MESSAGES = (
     'write its messages as a list: [{"role": "user", "name": "Ana", "content": "Hi", "timestamp": "2024-05-01T10:30"}]'
 )
 _SUFFIXES = (".txt", ".json", ".zip")
 """Endings of files in a folder of chats; an archive is refused with a word on unpacking it."""
+
+
+class _Conversation(NamedTuple):
+    """Hold a conversation of an export; reading its utterances counts in `left_out` what is not read."""
+
+    id: str
+    meta: dict[str, Any]
+    utterances: Iterable[Utterance]
+    left_out: Counter[str]
+    location: str
+    start: str | None = None
 
 
 def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
@@ -64,20 +72,12 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
     Raises:
         DataError: It is such a file and cannot be read; the error names file, and line or field.
     """
-    tasks = _load_chats(path, dates)
-    if tasks is None and path.suffix.lower() == ".txt" and path.is_file():
-        raise DataError(f"{path}:1: {NO_CHAT}: {OTHER_TEXTS}" if read_text(path).strip() else f"{path}: is empty")
-    return tasks
-
-
-def _load_chats(path: Path, dates: str | None) -> list[Task] | None:
-    """Return what `load_chats` does, and None for a text of another kind."""
     tasks = load_exports(path, dates=dates)
-    if tasks is None and path.suffix.lower() == ".txt":
-        return None
-    if tasks is None and dates is not None:
-        raise DataError(f"{path}: dates belongs to chats exported as text only")
     if tasks is None:
+        if path.suffix.lower() == ".txt":
+            return None
+        if dates is not None:
+            raise DataError(f"{path}: dates belongs to chats exported as text only")
         value = parse_json_or_none(read_text(path)) if path.is_file() else None
         messages = value.get("messages") if isinstance(value, Mapping) else value
         if not is_messages(messages) or "role" not in messages[0]:
@@ -97,10 +97,6 @@ def count_left_out(tasks: Iterable[Task]) -> dict[str, int]:
         for kind, count in counts.items() if isinstance(counts, Mapping) else ():
             total[str(kind)] += count if isinstance(count, int) else 0
     return dict(+total)
-
-
-def _left_out_meta(counts: Counter[str]) -> dict[str, Any]:
-    return {"left_out": dict(+counts)} if +counts else {}
 
 
 def is_chat_folder(path: Path) -> bool:
@@ -131,12 +127,12 @@ def load_chat_folder(path: Path, dates: str | None = None) -> list[Task]:
         is_text, chats = file.suffix.lower() == ".txt", None
         if file.is_file() and file.suffix.lower() in _SUFFIXES:
             try:
-                chats = _load_chats(file, dates if is_text else None)
+                chats = load_chats(file, dates if is_text else None)
             except DataError:  # phones differ in the order of dates: it gives way if it makes none here
                 if dates is None or not is_text:
                     raise
                 with suppress(DataError):  # the first error names the order that was asked for
-                    chats = _load_chats(file, None)
+                    chats = load_chats(file, None)
                 if chats is None:
                     raise
         if chats is None:
@@ -165,7 +161,7 @@ def _visible_files(path: Path) -> list[Path]:
 def load_exports(
     path: Path, *, dates: str | None = None, size: int = CHUNK, exact_times: bool = False
 ) -> list[Task] | None:
-    """Return the conversations that an app exported; None for a file of another kind.
+    """Return the conversations with words that an app exported; None for a file of another kind.
 
     Args:
         path: The file.
@@ -174,26 +170,41 @@ def load_exports(
         exact_times: A chunk holds the utterances of one timestamp, not of a day.
 
     Raises:
-        DataError: It is such a file and cannot be read, or an archive of such files.
+        DataError: It is such a file and cannot be read, or an archive of such files; the error names file, and line or
+            field.
     """
     if not path.is_file():
         return None
     text = read_text(path)
     first_line = next((line for line in text.split("\n") if line.strip()), "")
-    if _match_head(first_line) is not None:
-        return [_read_whatsapp(text, path, dates, size, exact_times)]
-    value = parse_json_or_none(text)
+    value = None if (is_text := _match_head(first_line) is not None) else parse_json_or_none(text)
     items = value if isinstance(value, list) else [value]
     first = next((item for item in items if isinstance(item, Mapping)), {})
-    if "mapping" in first or "chat_messages" in first:
-        return load_assistant_export(value, path, size, exact_times=exact_times)
-    if "ts" in first and "user" in first:
+    conversations: Iterable[_Conversation]
+    if is_text:
+        conversations, needed = [_read_whatsapp(text, path, dates)], "message has words of a person"
+    elif "mapping" in first or "chat_messages" in first:
+        conversations, needed = _read_assistant(value, path), "conversation has words of a user or an assistant"
+    elif "ts" in first and "user" in first:
         raise DataError(f"{path}: a day of a Slack export, which names its people by ids: {_AS_MESSAGES}")
-    if "conversations" in first and "chunks" not in first:
+    elif "conversations" in first and "chunks" not in first:
         raise DataError(f"{path}: conversations in the form of ShareGPT: {_AS_MESSAGES}")
-    if isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or is_messenger_export(value)):
-        return load_messenger_export(value, path, size, exact_times=exact_times)
-    return None
+    elif isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or _is_messenger_chat(value)):
+        conversations, needed = _read_messenger(value, path), "message has words"
+    else:
+        return None
+    tasks: dict[str, Task] = {}
+    for id, meta, utterances, left_out, location, start in conversations:
+        chunks = pack_days(utterances, timestamp=start, size=size, exact_times=exact_times)
+        if not chunks:
+            continue
+        if id in tasks:
+            raise DataError(f"{location}: the id {id!r} occurs twice: ids are unique")
+        meta |= {"left_out": dict(+left_out)} if +left_out else {}
+        tasks[id] = Task(id=id, chunks=tuple(chunks), meta=meta)
+    if not tasks:
+        raise DataError(f"{path}: no {needed}: there is nothing to read")
+    return list(tasks.values())
 
 
 def with_turn_ids(task: Task) -> Task:
@@ -209,8 +220,6 @@ def with_turn_ids(task: Task) -> Task:
 
 # ----------------------------------------------------------------------------------------------------- ChatGPT, Claude
 
-_Utterance = tuple[str, str, str | None]
-
 _SPEAKERS = {"human": "user", "assistant": "assistant"}
 _WORDS = ("text", "voice_note")
 """Types of Claude's blocks that hold words of the conversation: written or spoken."""
@@ -218,107 +227,32 @@ _CITATION = re.compile("\ue200[^\ue200\ue201]*\ue201")
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
-def load_assistant_export(value: object, path: Path, size: int = CHUNK, *, exact_times: bool = False) -> list[Task]:
-    """Return the conversations that hold words as tasks without questions, in the order of the file.
-
-    Args:
-        value: The parsed JSON of an export.
-        path: Its file, for error messages.
-        size: Most characters of a chunk.
-        exact_times: A chunk holds the utterances of one timestamp, not of a day.
-
-    Raises:
-        DataError: A field is missing or of another kind; the error names file, conversation and field.
-    """
-    tasks: dict[str, Task] = {}
+def _read_assistant(value: object, path: Path) -> Iterator[_Conversation]:
+    """Yield the conversations of ChatGPT or Claude, in the order of the file."""
     for number, conversation in enumerate(value if isinstance(value, list) else [value]):
         location = f"{path}: [{number}]" if isinstance(value, list) else f"{path}"
         if not isinstance(conversation, Mapping):
             raise DataError(f"{location}: a conversation is an object, not {type(conversation).__name__}")
         left_out = Counter[str]()
         if "mapping" in conversation:
-            source, title = "chatgpt", conversation.get("title")
+            source, id_field, title = "chatgpt", "conversation_id", conversation.get("title")
             utterances = _read_chatgpt(conversation, location, left_out)
             id = conversation.get("conversation_id") or conversation.get("id")
             start = _from_unix(conversation.get("create_time"), f"{location}.create_time")
         else:
-            source, title = "claude", conversation.get("name")
+            source, id_field, title = "claude", "uuid", conversation.get("name")
             utterances = _read_claude(conversation, location, left_out)
             id = conversation.get("uuid")
             start = _from_iso(conversation.get("created_at"), f"{location}.created_at")
         if not isinstance(id, str) or not id.strip():
-            name = "conversation_id" if source == "chatgpt" else "uuid"
-            raise DataError(f"{location}.{name}: is missing: every conversation needs an id")
+            raise DataError(f"{location}.{id_field}: is missing: every conversation needs an id")
         texts = ((speaker, _NO_TEXT.sub("\ufffd", text), time) for speaker, text, time in utterances)
-        chunks = pack_days(texts, timestamp=start, size=size, exact_times=exact_times)
-        meta: dict[str, Any] = {"source": source}
+        meta = {"source": source}
         meta |= {"title": _NO_TEXT.sub("\ufffd", title)} if isinstance(title, str) and title.strip() else {}
-        meta |= _left_out_meta(left_out)
-        if chunks:
-            if id in tasks:
-                raise DataError(f"{location}: the id {id!r} occurs twice: ids are unique")
-            tasks[id] = Task(id=id, chunks=tuple(chunks), meta=meta)
-    if not tasks:
-        raise DataError(f"{path}: no conversation has words of a user or an assistant: there is nothing to read")
-    return list(tasks.values())
+        yield _Conversation(id, meta, texts, left_out, location, start)
 
 
-def is_messenger_export(value: Mapping[str, Any]) -> bool:
-    """Return True for a chat of Telegram or Discord: messages with a date and an author instead of a role."""
-    items = value.get("messages")
-    first = items[0] if isinstance(items, list) and items and isinstance(items[0], Mapping) else {}
-    return "role" not in first and (first.keys() > {"date", "text"} or first.keys() > {"author", "content"})
-
-
-def load_messenger_export(
-    value: Mapping[str, Any], path: Path, size: int = CHUNK, *, exact_times: bool = False
-) -> list[Task]:
-    """Return the chats of Telegram or Discord that hold words as tasks without questions.
-
-    Args:
-        value: The parsed JSON: a chat, or all chats of Telegram.
-        path: Its file, for error messages.
-        size: Most characters of a chunk.
-        exact_times: A chunk holds the utterances of one timestamp, not of a day.
-
-    Raises:
-        DataError: A field is missing or of another kind; the error names file, message and field.
-    """
-    every = value.get("chats")
-    chats = require_field(every, "list", list, f"{path}: chats") if every is not None else [value]
-    tasks = []
-    for index, chat in enumerate(chats):
-        where = f"{path}: " + (f"chats.list[{index}]." if every is not None else "")
-        left_out, messages, located = Counter[str](), [], enumerate(require_field(chat, "messages", list, where))
-        for number, message in located:
-            place = f"{where}messages[{number}]"
-            if not isinstance(message, Mapping):
-                raise DataError(f"{place}: a message is an object, not {type(message).__name__}")
-            author = require_field(message, "author", dict, place) if "author" in message else {}
-            text = message.get("content" if author else "text")
-            parts = text if isinstance(text, list) else [text]  # Telegram's links, names and bold words are objects
-            text = "".join(
-                part if isinstance(part, str) else require_field(part, "text", str, place) for part in parts if part
-            )
-            kind = "notices" if message.get("type") not in ("message", "Default", "Reply") else "media"
-            if kind == "notices" or not text.strip():
-                left_out[kind] += 1
-                continue
-            name = author.get("nickname") or author.get("name") or message.get("from") or "Deleted account"
-            date = message.get("timestamp" if author else "date")
-            messages.append({"role": "user", "name": " ".join(str(name).split()), "content": text, "timestamp": date})
-        chunks = chunk_messages(messages, size=size, location=f"{where}messages", exact_times=exact_times)
-        id = path.stem if every is None else f"{chat.get('name') or 'chat'}-{chat.get('id', index)}"
-        source = "telegram" if "guild" not in chat else "discord"
-        tasks += (
-            [Task(id=id, chunks=tuple(chunks), meta={"source": source} | _left_out_meta(left_out))] if chunks else []
-        )
-    if not tasks:
-        raise DataError(f"{path}: no message has words: there is nothing to read")
-    return tasks
-
-
-def _read_chatgpt(conversation: Mapping[str, Any], location: str, left_out: Counter[str]) -> Iterator[_Utterance]:
+def _read_chatgpt(conversation: Mapping[str, Any], location: str, left_out: Counter[str]) -> Iterator[Utterance]:
     """Yield the utterances from the root of the tree to the leaf that is shown; count the others in `left_out`."""
     nodes = require_field(conversation, "mapping", dict, location)
     if not nodes and conversation.get("current_node") is None:  # nothing was said
@@ -390,7 +324,7 @@ def _shown_leaf(current_node: object, nodes: Mapping[str, Any], location: str) -
     raise DataError(f"{location}.current_node: there is no node {current_node!r} in the mapping, and no latest leaf")
 
 
-def _read_claude(conversation: Mapping[str, Any], location: str, left_out: Counter[str]) -> Iterator[_Utterance]:
+def _read_claude(conversation: Mapping[str, Any], location: str, left_out: Counter[str]) -> Iterator[Utterance]:
     """Yield the utterances from the first to the leaf, by their parents; count the others in `left_out`.
 
     The leaf is the last message unless it is named. Older exports name no parents: they hold one branch, all messages.
@@ -456,219 +390,56 @@ def _from_iso(value: Any, location: str) -> str | None:
     return (time.astimezone(UTC) if time.tzinfo else time).replace(tzinfo=None).isoformat(timespec="seconds")
 
 
-# ------------------------------------------------------------------------------------------------------- chat messages
-
-Messages = Sequence[Mapping[str, Any]]
-
-READ_ROLES = ("user", "assistant")
-"""Roles whose words are read."""
-OTHER_ROLES = ("system", "developer", "tool", "function")
-"""Roles whose messages are left out."""
-
-_FIELDS = ("role", "content", "name", "timestamp")
-# Further fields of the messages that OpenAI's and Anthropic's APIs take or return; none has words of the conversation.
-_API_FIELDS = frozenset(
-    {"id", "type", "object", "model", "status", "created_at", "metadata", "cache_control", "usage", "stop_reason"}
-    | {"stop_sequence", "stop_details", "container", "context_management", "tool_calls", "tool_call_id"}
-    | {"function_call", "refusal", "annotations", "audio", "reasoning", "reasoning_content", "phase"}
-)
-_TEXT_BLOCKS = ("text", "input_text", "output_text")
-_OTHER_BLOCKS = frozenset(
-    {"image_url", "input_audio", "audio", "file", "refusal", "input_image", "input_file", "reasoning"}
-    | {"image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"}
-    | {"server_tool_use", "mcp_tool_use", "mcp_tool_result", "web_search_tool_result", "web_fetch_tool_result"}
-    | {"code_execution_tool_result", "container_upload", "compaction"}
-)
+# --------------------------------------------------------------------------------------------------- Telegram, Discord
 
 
-def is_messages(value: object) -> TypeGuard[Messages]:
-    """Return True for a non-empty list or tuple that begins with a mapping."""
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
+def _is_messenger_chat(value: Mapping[str, Any]) -> bool:
+    """Return True for a chat of Telegram or Discord: messages with a date and an author instead of a role."""
+    items = value.get("messages")
+    first = items[0] if is_messages(items) else {}
+    return "role" not in first and (first.keys() > {"date", "text"} or first.keys() > {"author", "content"})
 
 
-def chunk_messages(
-    messages: Messages,
-    *,
-    timestamp: str | None = None,
-    size: int = CHUNK,
-    location: str = "messages",
-    first_index: int = 0,
-    exact_times: bool = False,
-) -> list[Chunk]:
-    """Return the turns of chat messages in as few chunks as hold them.
-
-    A chunk holds the messages of one day and has the timestamp of its first one. A message without a timestamp has that
-    of the message before it.
-
-    Args:
-        messages: the messages, in the order of the conversation.
-        timestamp: ISO 8601 date of messages before the first one with a date of its own.
-        size: most characters of a chunk.
-        location: name of the list that an error message begins with.
-        first_index: index of the first chunk.
-        exact_times: a chunk holds the messages of one timestamp, so that each entry of a rule gets its message's own.
-
-    Returns:
-        The chunks; `[]` if no user or assistant says anything.
-
-    Raises:
-        DataError: a message is invalid; the error names its position and field.
-    """
-    located = ((f"{location}[{number}]", message) for number, message in enumerate(messages))
-    return _pack(located, timestamp, size, first_index, exact_times)
+def _read_messenger(value: Mapping[str, Any], path: Path) -> Iterator[_Conversation]:
+    """Yield the chat of Telegram or Discord, or all chats of Telegram."""
+    every = value.get("chats")
+    chats = [value] if every is None else require_field(every, "list", list, f"{path}: chats")
+    for index, chat in enumerate(chats):
+        location = f"{path}: " + ("" if every is None else f"chats.list[{index}].")
+        messages = require_field(chat, "messages", list, location)
+        id = path.stem if every is None else f"{chat.get('name') or 'chat'}-{chat.get('id', index)}"
+        meta, left_out = {"source": "telegram" if "guild" not in chat else "discord"}, Counter[str]()
+        yield _Conversation(id, meta, _read_posts(messages, location, left_out), left_out, location)
 
 
-def load_messages(
-    path: Path, *, timestamp: str | None = None, size: int = CHUNK, exact_times: bool = False
-) -> list[Chunk]:
-    """Return the chunks of a file of chat messages, as `chunk_messages` does.
-
-    Args:
-        path: JSON Lines with a message a line, or one JSON value: a list of messages, or an object with the list as its
-            field `messages`.
-        timestamp: ISO 8601 date of messages without one.
-        size: most characters of a chunk.
-        exact_times: a chunk holds the messages of one timestamp.
-
-    Raises:
-        DataError: the file is no such file, or a message is invalid; the error names line and field.
-    """
-    text = read_text(path)
-    if path.suffix == ".jsonl":
-        lines = split_json_items(text.encode(), str(path))
-        return _pack(((place, parse_json(line, place)) for place, line in lines), timestamp, size, 0, exact_times)
-    value = parse_json(text, str(path))
-    messages = value.get("messages") if isinstance(value, dict) else value
-    if not isinstance(messages, list):
-        raise DataError(f'{path}: a list of messages is needed, or {{"messages": [...]}}')
-    location = f"{path}: messages"
-    return chunk_messages(messages, timestamp=timestamp, size=size, location=location, exact_times=exact_times)
-
-
-def is_message_file(path: Path) -> bool:
-    """Return True if the first JSON line of a file is a chat message: an object with `role` and without `chunks`."""
-    try:
-        with open_text(path) as file:
-            value = parse_json_or_none(next((line for line in file if line.strip()), ""))
-    except (DataError, UnicodeError):  # a pipe, or no text
-        return False
-    return isinstance(value, dict) and "role" in value and "chunks" not in value
-
-
-def _pack(
-    messages: Iterable[tuple[str, Any]], timestamp: str | None, size: int, first_index: int, exact_times: bool
-) -> list[Chunk]:
-    utterances = (_parse_message(message, location) for location, message in messages)
-    chunks = pack_days(utterances, timestamp=timestamp, size=size, exact_times=exact_times)
-    return [chunk.model_copy(update={"index": index}) for index, chunk in enumerate(chunks, first_index)]
-
-
-def pack_days(
-    utterances: Iterable[tuple[str, str, str | None]],
-    *,
-    timestamp: str | None = None,
-    size: int = CHUNK,
-    exact_times: bool = False,
-) -> list[Chunk]:
-    """Pack utterances into as few chunks as hold them; a chunk holds those of one day.
-
-    Args:
-        utterances: Speaker, text and ISO timestamp, in the order of the conversation. An utterance without a timestamp
-            has that of the one before it; one without speaker or text is left out.
-        timestamp: ISO 8601 date of utterances before the first one with a date of its own.
-        size: Most characters of a chunk.
-        exact_times: A chunk holds the utterances of one timestamp instead.
-
-    Returns:
-        The chunks, each with the timestamp of its first utterance.
-    """
-
-    def moment_of(timestamp: str) -> date | str:
-        return timestamp if exact_times else parse_iso_time(timestamp).date()
-
-    days: list[tuple[str | None, list[SpeakerTurn]]] = []
-    for speaker, text, own_timestamp in utterances:
-        if own_timestamp is not None and (timestamp is None or moment_of(own_timestamp) != moment_of(timestamp)):
-            timestamp = own_timestamp
-        if not speaker or not text.strip():
+def _read_posts(messages: Sequence[Any], location: str, left_out: Counter[str]) -> Iterator[Utterance]:
+    for number, message in enumerate(messages):
+        place = f"{location}messages[{number}]"
+        if not isinstance(message, Mapping):
+            raise DataError(f"{place}: a message is an object, not {type(message).__name__}")
+        author = require_field(message, "author", dict, place) if "author" in message else {}
+        text = message.get("content" if author else "text")
+        parts = text if isinstance(text, list) else [text]  # Telegram's links, names and bold words are objects
+        text = "".join(
+            part if isinstance(part, str) else require_field(part, "text", str, place) for part in parts if part
+        )
+        kind = "notices" if message.get("type") not in ("message", "Default", "Reply") else "media"
+        if kind == "notices" or not text.strip():
+            left_out[kind] += 1
             continue
-        if not days or days[-1][0] != timestamp:
-            days.append((timestamp, []))
-        pieces = split_text(text, max(size // 2, size - len(speaker) - 3))
-        days[-1][1].extend(SpeakerTurn(speaker=speaker, text=piece) for piece in pieces)
-    return [
-        chunk.model_copy(update={"timestamp": day_timestamp})
-        for day_timestamp, turns in days
-        for chunk in pack_turns(turns, max(size // 4, 1))
-    ]
-
-
-def _parse_message(message: Any, location: str) -> tuple[str, str, str | None]:
-    """Return speaker, text and timestamp of a message; the speaker is "" if the role is not read."""
-    if not isinstance(message, Mapping):
-        raise DataError(f"{location}: a message is an object with 'role' and 'content', not {type(message).__name__}")
-    for field in message:
-        if field not in _FIELDS and field not in _API_FIELDS:
-            raise DataError(f"{location}.{field}: no field of a message: use {', '.join(_FIELDS)}")
-    role = message.get("role")
-    if role not in READ_ROLES and role not in OTHER_ROLES:
-        problem = "is missing" if role is None else f"is {role!r}"
-        raise DataError(f"{location}.role: {problem}: use {', '.join((*READ_ROLES, *OTHER_ROLES))}")
-    name, timestamp = message.get("name"), message.get("timestamp")
-    if name is not None and not (isinstance(name, str) and name.strip() and "\n" not in name):
-        raise DataError(f"{location}.name: a name on one line is needed, not {name!r}")
-    if timestamp is not None and not (isinstance(timestamp, str) and is_iso_time(timestamp)):
-        raise DataError(f"{location}.timestamp: {timestamp!r} is no ISO 8601 date or time (2024-05-01T10:30)")
-    if role == "user" and name and name.strip().lower() in (*READ_ROLES[1:], *OTHER_ROLES):
-        raise DataError(f"{location}.name: {name!r} is a role: a user needs another name")
-    if "content" not in message and role != "assistant":  # an assistant may have only called tools
-        raise DataError(f"{location}.content: is missing: a text or a list of content blocks is needed")
-    text = _parse_content(message.get("content"), f"{location}.content", is_optional=role == "assistant")
-    if role not in READ_ROLES:
-        return "", "", timestamp
-    if "\0" in text:
-        raise DataError(f"{location}.content: holds a NUL character")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{location}.content: holds half of a surrogate pair, which is not text") from error
-    return (name.strip() if role == "user" and name else role), text, timestamp
-
-
-def _parse_content(content: Any, location: str, *, is_optional: bool) -> str:
-    if isinstance(content, str):
-        return content
-    if content is None and is_optional:
-        return ""
-    if not isinstance(content, list | tuple):
-        raise DataError(f"{location}: a text or a list of content blocks is needed, not {type(content).__name__}")
-    texts = []
-    for number, block in enumerate(content):
-        block_location = f"{location}[{number}]"
-        if isinstance(block, str):
-            texts.append(block)
-            continue
-        if not isinstance(block, Mapping):
-            raise DataError(f"{block_location}: a content block is an object with 'type', not {type(block).__name__}")
-        kind = block.get("type")
-        if kind in _TEXT_BLOCKS:
-            text = block.get("text")
-            if not isinstance(text, str):
-                raise DataError(f"{block_location}.text: a text is needed, not {type(text).__name__}")
-            texts.append(text)
-        elif kind not in _OTHER_BLOCKS:
-            problem = "is missing" if kind is None else f"{kind!r} is unknown"
-            raise DataError(f"{block_location}.type: {problem}: a block of words has the type 'text'")
-    return "\n".join(text for text in texts if text.strip())
+        name = author.get("nickname") or author.get("name") or message.get("from") or "Deleted account"
+        date = message.get("timestamp" if author else "date")
+        fields = {"role": "user", "name": " ".join(str(name).split()), "content": text, "timestamp": date}
+        yield parse_message(fields, place)
 
 
 # ------------------------------------------------------------------------------------------------------------ WhatsApp
 
 DATE_ORDERS = ("day-first", "month-first")
 _FIRST_YEAR = 2009  # WhatsApp's: an earlier one is a day (18-05-03), or counts by another calendar (1403)
-NO_CHAT = "no message of a chat export, such as '[24/05/2024, 21:05:09] Ana: text'"
-OTHER_TEXTS = (
-    """other texts belong into a task file, a line each: {"id": "diary", "chunks": [{"text": "..."}]} (.jsonl)"""
+NO_CHAT = (
+    "no message of a chat export, such as '[24/05/2024, 21:05:09] Ana: text': other texts belong into a task file, a "
+    'line each: {"id": "diary", "chunks": [{"text": "..."}]} (.jsonl)'
 )
 
 _MARKS = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
@@ -716,8 +487,8 @@ class _Message:
     text: str
 
 
-def _read_whatsapp(text: str, path: Path, dates: str | None, size: int, exact_times: bool) -> Task:
-    """Return the chat of an exported text as a task without questions; its id is the file's name.
+def _read_whatsapp(text: str, path: Path, dates: str | None) -> _Conversation:
+    """Return the chat of an exported text; its id is the file's name.
 
     Raises `DataError` if a date does not exist, or the order of dates stays open.
     """
@@ -730,11 +501,7 @@ def _read_whatsapp(text: str, path: Path, dates: str | None, size: int, exact_ti
         (*_read_message(message.text, left_out), time.isoformat(timespec="seconds" if time.second else "minutes"))
         for message, time in zip(messages, times, strict=True)
     ]
-    chunks = pack_days(utterances, size=size, exact_times=exact_times)
-    if not chunks:
-        raise DataError(f"{path}: no message has words of a person: there is nothing to read")
-    meta = {"source": "whatsapp", **_left_out_meta(left_out)}
-    return Task(id=path.stem, chunks=tuple(chunks), meta=meta)
+    return _Conversation(path.stem, {"source": "whatsapp"}, utterances, left_out, str(path))
 
 
 def _match_head(line: str) -> re.Match[str] | None:

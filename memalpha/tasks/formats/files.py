@@ -147,22 +147,21 @@ def compute_sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def pack_turns(turns: Iterable[SpeakerTurn], tokens: int = CHUNK_TOKENS) -> list[Chunk]:
-    """Pack turns, in order, into chunks of at most `tokens` tokens.
+def pack_turns(turns: Iterable[SpeakerTurn], tokens: int = CHUNK_TOKENS, timestamp: str | None = None) -> list[Chunk]:
+    """Pack turns, in order, into chunks of at most `tokens` tokens with this timestamp.
 
     A longer turn is a chunk by itself.
     """
-    chunks: list[Chunk] = []
-    chunk_turns: list[SpeakerTurn] = []
+    packs: list[list[SpeakerTurn]] = []
     size = 0
     for turn in turns:
         length = len(turn.speaker) + len(turn.text) + 3  # as rendered: "speaker: text" and the end of the line
-        if chunk_turns and size + length > 4 * tokens:
-            chunks.append(Chunk(turns=tuple(chunk_turns)))
-            chunk_turns, size = [], 0
-        chunk_turns.append(turn)
+        if not packs or size + length > 4 * tokens:
+            packs.append([])
+            size = 0
+        packs[-1].append(turn)
         size += length
-    return [*chunks, Chunk(turns=tuple(chunk_turns))] if chunk_turns else chunks
+    return [Chunk(turns=tuple(pack), timestamp=timestamp) for pack in packs]
 
 
 def read_turn(item: Any, id: str, location: str, **keys: str) -> SpeakerTurn:

@@ -9,7 +9,7 @@ import pytest
 
 from memalpha import load_tasks
 from memalpha.errors import DataError
-from memalpha.tasks.formats.chats import chunk_messages, is_message_file, load_messages
+from memalpha.tasks.formats.messages import chunk_messages, is_message_file, load_messages
 
 CHAT = [
     {"role": "system", "content": "You are kind.", "timestamp": "2024-05-01"},

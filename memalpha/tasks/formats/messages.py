@@ -1,0 +1,213 @@
+"""Chat messages as chunks of a day each: `[{"role", "content", "name"?, "timestamp"?}]`, as chat APIs take them.
+
+The words of users and assistants are read. Messages of other roles (system, developer, tool, function) are left out. So
+are tool calls, tool results, thoughts and media inside a message. The speaker of a turn is the role, or the `name` of a
+user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from memalpha.errors import DataError
+from memalpha.tasks.chunking import CHUNK, split_text
+from memalpha.tasks.formats.files import open_text, pack_turns
+from memalpha.text_files import parse_json, parse_json_or_none, read_text, split_json_items
+from memalpha.types import Chunk, SpeakerTurn, is_iso_time, parse_iso_time
+
+Messages = Sequence[Mapping[str, Any]]
+Utterance = tuple[str, str, str | None]
+"""Speaker, text and ISO timestamp."""
+
+READ_ROLES = ("user", "assistant")
+"""Roles whose words are read."""
+OTHER_ROLES = ("system", "developer", "tool", "function")
+"""Roles whose messages are left out."""
+
+_FIELDS = ("role", "content", "name", "timestamp")
+# Further fields of the messages that OpenAI's and Anthropic's APIs take or return; none has words of the conversation.
+_API_FIELDS = frozenset(
+    {"id", "type", "object", "model", "status", "created_at", "metadata", "cache_control", "usage", "stop_reason"}
+    | {"stop_sequence", "stop_details", "container", "context_management", "tool_calls", "tool_call_id"}
+    | {"function_call", "refusal", "annotations", "audio", "reasoning", "reasoning_content", "phase"}
+)
+_TEXT_BLOCKS = ("text", "input_text", "output_text")
+_OTHER_BLOCKS = frozenset(
+    {"image_url", "input_audio", "audio", "file", "refusal", "input_image", "input_file", "reasoning"}
+    | {"image", "document", "search_result", "thinking", "redacted_thinking", "tool_use", "tool_result"}
+    | {"server_tool_use", "mcp_tool_use", "mcp_tool_result", "web_search_tool_result", "web_fetch_tool_result"}
+    | {"code_execution_tool_result", "container_upload", "compaction"}
+)
+
+
+def is_messages(value: object) -> TypeGuard[Messages]:
+    """Return True for a non-empty list or tuple that begins with a mapping."""
+    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)
+
+
+def chunk_messages(
+    messages: Messages,
+    *,
+    timestamp: str | None = None,
+    size: int = CHUNK,
+    location: str = "messages",
+    first_index: int = 0,
+    exact_times: bool = False,
+) -> list[Chunk]:
+    """Return the turns of chat messages in as few chunks as hold them.
+
+    A chunk holds the messages of one day and has the timestamp of its first one. A message without a timestamp has that
+    of the message before it.
+
+    Args:
+        messages: the messages, in the order of the conversation.
+        timestamp: ISO 8601 date of messages before the first one with a date of its own.
+        size: most characters of a chunk.
+        location: name of the list that an error message begins with.
+        first_index: index of the first chunk.
+        exact_times: a chunk holds the messages of one timestamp, so that each entry of a rule gets its message's own.
+
+    Returns:
+        The chunks; `[]` if no user or assistant says anything.
+
+    Raises:
+        DataError: a message is invalid; the error names its position and field.
+    """
+    utterances = (parse_message(message, f"{location}[{number}]") for number, message in enumerate(messages))
+    chunks = pack_days(utterances, timestamp=timestamp, size=size, exact_times=exact_times)
+    return [chunk.model_copy(update={"index": first_index + chunk.index}) for chunk in chunks]
+
+
+def load_messages(
+    path: Path, *, timestamp: str | None = None, size: int = CHUNK, exact_times: bool = False
+) -> list[Chunk]:
+    """Return the chunks of a file of chat messages, as `chunk_messages` does.
+
+    Args:
+        path: JSON Lines with a message a line, or one JSON value: a list of messages, or an object with the list as its
+            field `messages`.
+        timestamp: ISO 8601 date of messages without one.
+        size: most characters of a chunk.
+        exact_times: a chunk holds the messages of one timestamp.
+
+    Raises:
+        DataError: the file is no such file, or a message is invalid; the error names line and field.
+    """
+    text = read_text(path)
+    if path.suffix == ".jsonl":
+        lines = split_json_items(text.encode(), str(path))
+        utterances = (parse_message(parse_json(line, place), place) for place, line in lines)
+        return pack_days(utterances, timestamp=timestamp, size=size, exact_times=exact_times)
+    value = parse_json(text, str(path))
+    messages = value.get("messages") if isinstance(value, dict) else value
+    if not isinstance(messages, list):
+        raise DataError(f'{path}: a list of messages is needed, or {{"messages": [...]}}')
+    location = f"{path}: messages"
+    return chunk_messages(messages, timestamp=timestamp, size=size, location=location, exact_times=exact_times)
+
+
+def is_message_file(path: Path) -> bool:
+    """Return True if the first JSON line of a file is a chat message: an object with `role` and without `chunks`."""
+    try:
+        with open_text(path) as file:
+            value = parse_json_or_none(next((line for line in file if line.strip()), ""))
+    except (DataError, UnicodeError):  # a pipe, or no text
+        return False
+    return isinstance(value, dict) and "role" in value and "chunks" not in value
+
+
+def pack_days(
+    utterances: Iterable[Utterance], *, timestamp: str | None = None, size: int = CHUNK, exact_times: bool = False
+) -> list[Chunk]:
+    """Pack utterances into as few chunks as hold them; a chunk holds those of one day.
+
+    Args:
+        utterances: Speaker, text and ISO timestamp, in the order of the conversation. An utterance without a timestamp
+            has that of the one before it; one without speaker or text is left out.
+        timestamp: ISO 8601 date of utterances before the first one with a date of its own.
+        size: Most characters of a chunk.
+        exact_times: A chunk holds the utterances of one timestamp instead.
+
+    Returns:
+        The chunks, each with the timestamp of its first utterance.
+    """
+
+    def moment_of(timestamp: str) -> date | str:
+        return timestamp if exact_times else parse_iso_time(timestamp).date()
+
+    days: list[tuple[str | None, list[SpeakerTurn]]] = []
+    for speaker, text, own_timestamp in utterances:
+        if own_timestamp is not None and (timestamp is None or moment_of(own_timestamp) != moment_of(timestamp)):
+            timestamp = own_timestamp
+        if not speaker or not text.strip():
+            continue
+        if not days or days[-1][0] != timestamp:
+            days.append((timestamp, []))
+        pieces = split_text(text, max(size // 2, size - len(speaker) - 3))
+        days[-1][1].extend(SpeakerTurn(speaker=speaker, text=piece) for piece in pieces)
+    chunks = [chunk for day, turns in days for chunk in pack_turns(turns, max(size // 4, 1), day)]
+    return [chunk.model_copy(update={"index": index}) for index, chunk in enumerate(chunks)]
+
+
+def parse_message(message: Any, location: str) -> Utterance:
+    """Return speaker, text and timestamp of a message; the speaker is "" if the role is not read.
+
+    Raises `DataError` naming location and field if the message is invalid.
+    """
+    if not isinstance(message, Mapping):
+        raise DataError(f"{location}: a message is an object with 'role' and 'content', not {type(message).__name__}")
+    for field in message:
+        if field not in _FIELDS and field not in _API_FIELDS:
+            raise DataError(f"{location}.{field}: no field of a message: use {', '.join(_FIELDS)}")
+    role = message.get("role")
+    if role not in READ_ROLES and role not in OTHER_ROLES:
+        problem = "is missing" if role is None else f"is {role!r}"
+        raise DataError(f"{location}.role: {problem}: use {', '.join((*READ_ROLES, *OTHER_ROLES))}")
+    name, timestamp = message.get("name"), message.get("timestamp")
+    if name is not None and not (isinstance(name, str) and name.strip() and "\n" not in name):
+        raise DataError(f"{location}.name: a name on one line is needed, not {name!r}")
+    if timestamp is not None and not (isinstance(timestamp, str) and is_iso_time(timestamp)):
+        raise DataError(f"{location}.timestamp: {timestamp!r} is no ISO 8601 date or time (2024-05-01T10:30)")
+    if role == "user" and name and name.strip().lower() in (*READ_ROLES[1:], *OTHER_ROLES):
+        raise DataError(f"{location}.name: {name!r} is a role: a user needs another name")
+    if "content" not in message and role != "assistant":  # an assistant may have only called tools
+        raise DataError(f"{location}.content: is missing: a text or a list of content blocks is needed")
+    text = _parse_content(message.get("content"), f"{location}.content", is_optional=role == "assistant")
+    if role not in READ_ROLES:
+        return "", "", timestamp
+    if "\0" in text:
+        raise DataError(f"{location}.content: holds a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{location}.content: holds half of a surrogate pair, which is not text") from error
+    return (name.strip() if role == "user" and name else role), text, timestamp
+
+
+def _parse_content(content: Any, location: str, *, is_optional: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and is_optional:
+        return ""
+    if not isinstance(content, list | tuple):
+        raise DataError(f"{location}: a text or a list of content blocks is needed, not {type(content).__name__}")
+    texts = []
+    for number, block in enumerate(content):
+        block_location = f"{location}[{number}]"
+        if isinstance(block, str):
+            block = {"type": "text", "text": block}
+        if not isinstance(block, Mapping):
+            raise DataError(f"{block_location}: a content block is an object with 'type', not {type(block).__name__}")
+        kind = block.get("type")
+        if kind in _TEXT_BLOCKS:
+            text = block.get("text")
+            if not isinstance(text, str):
+                raise DataError(f"{block_location}.text: a text is needed, not {type(text).__name__}")
+            texts.append(text)
+        elif kind not in _OTHER_BLOCKS:
+            problem = "is missing" if kind is None else f"{kind!r} is unknown"
+            raise DataError(f"{block_location}.type: {problem}: a block of words has the type 'text'")
+    return "\n".join(text for text in texts if text.strip())
