@@ -19,7 +19,6 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from fnmatch import fnmatch
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -296,7 +295,4 @@ def _check_file(folder: Path, file: File) -> None:
 
 def matching_files(folder: Path, file: File) -> list[Path]:
     """Return the files of a folder that a description names."""
-    if "*" not in file.path:
-        path = folder / file.path
-        return [path] if path.is_file() else []
-    return [path for path in sorted((folder / file.path).parent.glob("*")) if fnmatch(path.name, Path(file.path).name)]
+    return [path for path in sorted(folder.glob(file.path)) if path.is_file()]

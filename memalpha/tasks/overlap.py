@@ -292,30 +292,26 @@ def _report(
     sources |= {"within": matches.containing_texts, "question n-gram": ngrams}
     sources |= {"passage": whole, "passage n-gram": ngrams}
     cited = {number for _, _, _, passage_numbers in test_questions for number in passage_numbers}
-    leaked, inside, resting = list[str](), list[str](), list[str]()
+    questions_with: dict[tuple[str, ...], list[str]] = {LEAKED: [], INSIDE: [], RESTING: []}
     reasons: dict[str, int] = dict.fromkeys(REASONS, 0)
     examples: list[Example] = []
     for task, question, own_number, passage_numbers in test_questions:
         own_numbers = [own_number] if len(texts.words[own_number]) else []
         evidence: dict[str, int] = {}
         for reason, matching in sources.items():
-            for number in passage_numbers if reason in RESTING else own_numbers:
-                if number in matching:
-                    evidence[reason] = number
-                    break
-        id = f"{task}/{question.id}"
-        if evidence.keys() & set(LEAKED):
-            leaked.append(id)
-        elif evidence.keys() & set(INSIDE):
-            inside.append(id)
-        if evidence.keys() & set(RESTING):
-            resting.append(id)
+            numbers = passage_numbers if reason in RESTING else own_numbers
+            if (number := next((number for number in numbers if number in matching), None)) is not None:
+                evidence[reason] = number
+        for group, ids in questions_with.items():
+            is_leaked = group == INSIDE and evidence.keys() & set(LEAKED)
+            if evidence.keys() & set(group) and not is_leaked:
+                ids.append(f"{task}/{question.id}")
         for reason, number in evidence.items():
             reasons[reason] += 1
             if reasons[reason] <= example_limit:
                 source, text = sources[reason][number]
-                excerpts = _short(texts.originals[number]), source, _short(text)
-                examples.append(Example(reason, question.id, task, *excerpts))
+                own_text = _short(texts.originals[number])
+                examples.append(Example(reason, question.id, task, own_text, source, _short(text)))
     test_sizes = {
         "tasks": len({task for task, *_ in test_questions}),
         "questions": len(test_questions),
@@ -325,9 +321,9 @@ def _report(
     return Overlap(
         n=n,
         questions=len(test_questions),
-        leaked=tuple(leaked),
-        inside=tuple(inside),
-        resting=tuple(resting),
+        leaked=tuple(questions_with[LEAKED]),
+        inside=tuple(questions_with[INSIDE]),
+        resting=tuple(questions_with[RESTING]),
         reasons=reasons,
         passages={"whole": len(cited & whole.keys()), "n-gram": len(cited & ngrams.keys())},
         sizes={"train": matches.sizes, "test": test_sizes},

@@ -12,11 +12,11 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import NoneType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -29,10 +29,7 @@ from memalpha.tasks.synthetic.phrases import Split, words
 from memalpha.text_files import parse_json, split_json_items
 from memalpha.types import TextTask
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
-Rows = list[dict[str, Any]]
+Rows = Iterable[dict[str, Any]]
 
 GENERATED: Mapping[str, Callable[[Split, int, int, int], list[TextTask]]] = {
     "arithmetic": arithmetic.tasks,
@@ -161,7 +158,7 @@ def load_text_tasks(
         for config in hub_set.configs:
             rows = _read(hub_set.source if data is None else str(data), split, config, name)
             label = f"{name}-{config}" if len(hub_set.configs) > 1 else name
-            config_tasks = _tasks(_limited(rows, limit), renamed, f"{label}-{split}", label, hub_set.category)
+            config_tasks = _tasks(islice(rows, limit), renamed, f"{label}-{split}", label, hub_set.category)
             for task in config_tasks:
                 task.columns["answer"] = hub_set.normalize_answer(str(task.columns["answer"]))
             tasks_by_config.append(config_tasks)
@@ -170,16 +167,10 @@ def load_text_tasks(
     if data is not None:
         raise DataError(f"{name}: data belongs to named data sets only ({', '.join(HUB_SETS)}); give the path itself")
     rows = _read(name, split, None, name)
-    return _tasks(_limited(rows, limit), dict(columns or {}), Path(name).stem, name)
+    return _tasks(islice(rows, limit), columns or {}, Path(name).stem, name)
 
 
-def _limited(rows: Dataset | Rows, limit: int | None) -> Dataset | Rows:
-    if isinstance(rows, list):
-        return rows[:limit]
-    return rows if limit is None else rows.select(range(min(limit, len(rows))))
-
-
-def _read(source: str, split: str, config: str | None, name: str) -> Dataset | Rows:
+def _read(source: str, split: str, config: str | None, name: str) -> Rows:
     """Read the rows of one split: an own file as it is written, anything else through `datasets`."""
     path = Path(source)
     kind = FORMATS.get(path.suffix)
@@ -252,30 +243,27 @@ def _read_own_file(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         DataError: The file cannot be read, or a row is no JSON object; names the line.
     """
-    located: Iterable[tuple[str, Any]]
     if path.suffix in (".csv", ".tsv"):
-        located = iter_csv_rows(path, separator="\t" if path.suffix == ".tsv" else ",")
-    else:
-        located = ((place, parse_json(row, place)) for place, row in split_json_items(path.read_bytes(), str(path)))
-    for location, row in located:
-        if not isinstance(row, dict):
+        yield from (row for _, row in iter_csv_rows(path, separator="\t" if path.suffix == ".tsv" else ","))
+        return
+    for location, text in split_json_items(path.read_bytes(), str(path)):
+        if not isinstance(row := parse_json(text, location), dict):
             raise DataError(f"{location}: a JSON object is needed, a row of named columns")
         yield row
 
 
 def _tasks(
-    rows: Dataset | Rows, columns: Mapping[str, str], label: str, name: str, category: str | None = None
+    rows: Rows, columns: Mapping[str, str], label: str, name: str, category: str | None = None
 ) -> list[TextTask]:
     tasks, row_of_id = [], dict[str, int]()
-    for number, row in enumerate(map(dict[str, Any], rows)):
+    for number, row in enumerate(rows):
         renamed = {**row}
         for our_name, column in columns.items():
             if column not in row:
                 raise DataError(f"{name}: columns.{our_name}: there is no column {column!r}, but {', '.join(row)}")
             renamed[our_name] = row[column]
-        for column in columns.values():
-            if column not in columns:
-                renamed.pop(column, None)
+        for column in set(columns.values()) - columns.keys():
+            renamed.pop(column, None)
         if "prompt" not in renamed:
             raise DataError(f"{name}: no column 'prompt', but {', '.join(row)}: say which it is: columns.prompt=NAME")
         prompt = _prompt(renamed.pop("prompt"), f"{name}: row {number}")
@@ -288,28 +276,23 @@ def _tasks(
         try:
             tasks.append(TextTask(id=id, prompt=prompt, columns=renamed, category=row_category))
         except ValidationError as error:
-            raise DataError(
-                f"{name}: row {number}: prompt: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
-            ) from error
+            problem = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise DataError(f"{name}: row {number}: prompt: {problem}") from error
     return tasks
 
 
 def _prompt(value: Any, location: str) -> str | tuple[dict[str, str], ...]:
-    keys = ("role", "content")
     if isinstance(value, str) and value:
         return value
-    if (
-        isinstance(value, list)
-        and value
-        and all(isinstance(part, Mapping) and isinstance(part.get(key), str) for part in value for key in keys)
-    ):
-        for number, message in enumerate(value):
-            for name, part in message.items():
-                if name not in keys and part not in (None, "", [], {}):
-                    raise DataError(
-                        f"{location}: prompt[{number}].{name}: a prompt's message has role and content, and no other "
-                        "field reaches the policy: write it into content, or leave it out"
-                    )
-        return tuple({key: message[key] for key in keys} for message in value)
-    excerpt = json.dumps(value, ensure_ascii=False, default=str)[:80]
-    raise DataError(f"{location}: prompt: a text or chat messages (role and content), not {excerpt}")
+    keys, parts = ("role", "content"), value if isinstance(value, list) else []
+    if not parts or not all(isinstance(part, Mapping) and isinstance(part.get(k), str) for part in parts for k in keys):
+        excerpt = json.dumps(value, ensure_ascii=False, default=str)[:80]
+        raise DataError(f"{location}: prompt: a text or chat messages (role and content), not {excerpt}")
+    for number, message in enumerate(parts):
+        for name, part in message.items():
+            if name not in keys and part not in (None, "", [], {}):
+                raise DataError(
+                    f"{location}: prompt[{number}].{name}: a prompt's message has role and content, and no other "
+                    "field reaches the policy: write it into content, or leave it out"
+                )
+    return tuple({key: message[key] for key in keys} for message in parts)

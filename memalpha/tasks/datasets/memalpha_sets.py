@@ -7,6 +7,7 @@ summaries it is the share of keywords found (one text with commas, or a list), f
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -22,17 +23,11 @@ from memalpha.types import Chunk, Question, Task
 DATA = (shipped_card("memalpha"), shipped_card("memalpha_mab"))
 
 METRICS = {
-    "squad": "substring",
-    "hotpotqa": "substring",
-    "ruler_qa": "substring",
+    **dict.fromkeys(("squad", "hotpotqa", "ruler_qa"), "substring"),
     "perltqa": "parts",
-    "booksum": "keywords",
-    "infbench_sum": "keywords",
-    "lme_train": "judge",
-    "longmemeval": "judge",
-    "pubmed-rct": "label",
-    "icl_": "label",
-    "ttl_train": "label",
+    **dict.fromkeys(("booksum", "infbench_sum"), "keywords"),
+    **dict.fromkeys(("lme_train", "longmemeval"), "judge"),
+    **dict.fromkeys(("pubmed-rct", "icl_", "ttl_train"), "label"),
     "detective": "squad-exact",
 }
 """Metric of Mem-alpha's authors by the beginning of a row's source."""
@@ -80,15 +75,15 @@ def _rows(path: Path, dataset: DataSet, variant: str | None, source: str) -> Ite
     """
     file = find_file(path, dataset.files_for(variant)[0].path)
     columns = ("instance_id", "chunks", "questions_and_answers", "data_source", "metadata")
-    count: dict[str, int] = {}
+    count: Counter[str] = Counter()
     for location, row in iter_parquet_rows(file, columns):
         metadata = _json(row.get("metadata") or "{}", dict, f"{location}: metadata")
         kind = require_field(row, "data_source", str, location)
         if kind not in METRICS and isinstance(sub_source := metadata.get("sub_source"), str):
             kind = sub_source
-        count[kind] = count.get(kind, -1) + 1
         if kind.startswith(source):
             yield _task(row, kind, f"{kind}_{count[kind]}", location)
+        count[kind] += 1
 
 
 def _task(row: Mapping[str, Any], source: str, id: str, location: str) -> Task:

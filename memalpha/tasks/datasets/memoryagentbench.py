@@ -10,7 +10,9 @@ files.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,7 @@ METRICS = {
 """Official metric by the beginning of a row's `metadata.source`."""
 
 _LEADING_BORDERS = {"icl_": (r"\n(?!\s*label:)",), "factcon": (r"\n(?=\s*\d+\.)",)}
-_TITLE = re.compile(r"\([^()]*\)")
+_YEAR = re.compile(r"\([^()]*\)")
 
 
 def load(path: Path, variant: str | None = None, limit: int | None = None, source: str = "") -> list[Task]:
@@ -51,23 +53,16 @@ def load(path: Path, variant: str | None = None, limit: int | None = None, sourc
     Raises:
         DataError: The file does not fit; the message names file, row and field.
     """
-    file = find_file(path, DATA.files_for(variant)[0].path)
-    count: dict[str, int] = {}
-    tasks: list[Task] = []
+    return list(islice(_rows(find_file(path, DATA.files_for(variant)[0].path), source), limit))
+
+
+def _rows(file: Path, source: str) -> Iterator[Task]:
+    count: Counter[str] = Counter()
     for location, row in files.iter_parquet_rows(file, ("context", "questions", "answers", "metadata")):
         kind = require_field(require_field(row, "metadata", Mapping, location), "source", str, f"{location}: metadata")
-        count[kind] = count.get(kind, -1) + 1
         if kind.startswith(source):
-            tasks.append(_task(row, kind, f"{kind}_{count[kind]}", location, file))
-            if len(tasks) == limit:
-                break
-    return tasks
-
-
-def film_title(entity: str) -> str:
-    """Return the title in an entity of `entity2id.json`: its last part without year and underscores."""
-    name = entity.rstrip(">").rsplit("/", 1)[-1]
-    return " ".join(_TITLE.sub("", name.replace("_", " ").replace("-", " ")).split())
+            yield _task(row, kind, f"{kind}_{count[kind]}", location, file)
+        count[kind] += 1
 
 
 def _task(row: Mapping[str, Any], source: str, id: str, location: str, file: Path) -> Task:
@@ -77,10 +72,8 @@ def _task(row: Mapping[str, Any], source: str, id: str, location: str, file: Pat
         raise DataError(f"{location}: metadata.source is none of {', '.join(METRICS)}: take revision {DATA.revision}")
     builder = TaskBuilder()
     context = require_field(row, "context", str, location)
-    ids_by_text: dict[str, list[str]] = {}
-    if metric == "judge":
-        ids_by_text = _sessions(builder, context, location)
-    else:
+    ids_by_text = _sessions(builder, context, location) if metric == "judge" else {}
+    if metric != "judge":
         leading = next((border for start, border in _LEADING_BORDERS.items() if source.startswith(start)), ())
         builder.add_text(context, borders=(*leading, *BORDERS))
     films = _films(file, location) if metric == "recall@5" else {}
@@ -167,11 +160,15 @@ def _sessions(builder: TaskBuilder, context: str, location: str) -> dict[str, li
 
 
 def _films(file: Path, location: str) -> dict[str, str]:
-    """Return titles by id, from `entity2id.json` in the file's folder or the one above."""
+    """Return titles by id, from `entity2id.json` in the file's folder or the one above.
+
+    The title is the last part of an entity, without year and underscores.
+    """
     for folder in (file.parent, file.parent.parent):
         if (names := folder / "entity2id.json").is_file():
             value = files.read_json(names)
             if not isinstance(value, Mapping):
                 raise DataError(f"{names}: a JSON object of entities and ids is needed")
-            return {str(id): film_title(entity) for entity, id in value.items()}
+            names_by_id = {str(id): entity.rstrip(">").rsplit("/", 1)[-1] for entity, id in value.items()}
+            return {id: " ".join(_YEAR.sub("", re.sub("[_-]", " ", name)).split()) for id, name in names_by_id.items()}
     raise DataError(f"{location}: the answers are ids of entity2id.json: put that file beside {file.name}")

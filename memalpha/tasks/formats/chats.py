@@ -195,13 +195,11 @@ def load_exports(
         return None
     tasks: dict[str, Task] = {}
     for id, meta, utterances, left_out, location, start in conversations:
-        chunks = pack_days(utterances, timestamp=start, size=size, exact_times=exact_times)
-        if not chunks:
-            continue
-        if id in tasks:
-            raise DataError(f"{location}: the id {id!r} occurs twice: ids are unique")
-        meta |= {"left_out": dict(+left_out)} if +left_out else {}
-        tasks[id] = Task(id=id, chunks=tuple(chunks), meta=meta)
+        if chunks := pack_days(utterances, timestamp=start, size=size, exact_times=exact_times):
+            if id in tasks:
+                raise DataError(f"{location}: the id {id!r} occurs twice: ids are unique")
+            meta |= {"left_out": dict(+left_out)} if +left_out else {}
+            tasks[id] = Task(id=id, chunks=tuple(chunks), meta=meta)
     if not tasks:
         raise DataError(f"{path}: no {needed}: there is nothing to read")
     return list(tasks.values())
@@ -247,9 +245,8 @@ def _read_assistant(value: object, path: Path) -> Iterator[_Conversation]:
         if not isinstance(id, str) or not id.strip():
             raise DataError(f"{location}.{id_field}: is missing: every conversation needs an id")
         texts = ((speaker, _NO_TEXT.sub("\ufffd", text), time) for speaker, text, time in utterances)
-        meta = {"source": source}
-        meta |= {"title": _NO_TEXT.sub("\ufffd", title)} if isinstance(title, str) and title.strip() else {}
-        yield _Conversation(id, meta, texts, left_out, location, start)
+        named = {"title": _NO_TEXT.sub("\ufffd", title)} if isinstance(title, str) and title.strip() else {}
+        yield _Conversation(id, {"source": source, **named}, texts, left_out, location, start)
 
 
 def _read_chatgpt(conversation: Mapping[str, Any], location: str, left_out: Counter[str]) -> Iterator[Utterance]:
@@ -280,22 +277,20 @@ def _read_chatgpt(conversation: Mapping[str, Any], location: str, left_out: Coun
         author = require_field(message, "author", dict, where)
         role = require_field(author, "role", str, f"{where}.author")
         content = require_field(message, "content", dict, where)
-        metadata = message.get("metadata") or {}
-        left_out["tool calls"] += role == "assistant" and message.get("recipient") not in (None, "all")
-        is_hidden = isinstance(metadata, Mapping) and metadata.get("is_visually_hidden_from_conversation")
+        metadata = metadata if isinstance(metadata := message.get("metadata"), Mapping) else {}
+        is_for_tool = message.get("recipient") not in (None, "all")
+        left_out["tool calls"] += role == "assistant" and is_for_tool
         if (
             role in ("user", "assistant")
-            and not is_hidden
-            and message.get("recipient") in (None, "all")
+            and not metadata.get("is_visually_hidden_from_conversation")
+            and not is_for_tool
             and message.get("channel") in (None, "final")
             and content.get("content_type") in ("text", "multimodal_text")
         ):
             parts = require_field(content, "parts", list, f"{where}.content")
             # A spoken message is an object with the words as `text`; images and files have none.
-            texts = [
-                part if isinstance(part, str) else part.get("text") for part in parts if isinstance(part, str | dict)
-            ]
-            files = metadata.get("attachments") if isinstance(metadata, Mapping) else None
+            texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+            files = metadata.get("attachments")
             # An uploaded image is a part and an attachment.
             media = sum(isinstance(part, dict) and not part.get("text") for part in parts)
             left_out["media"] += max(media, len(files) if isinstance(files, list) else 0)
@@ -512,25 +507,23 @@ def _match_head(line: str) -> re.Match[str] | None:
 
 def _parse(text: str, location: str) -> Iterator[_Message]:
     """Yield the messages; only heads of the first one's form begin another."""
-    head: re.Match[str] | None = None
-    first_line, lines = 0, list[str]()
-    for number, line in enumerate([*text.split("\n"), None], 1):
-        match = None if line is None else _match_head(line)
-        if line is not None and (match is None or (head is not None and match.re is not head.re)):
-            lines.append(line)
-            continue
-        if head is not None:
-            hour, minute, second = int(head["hour"]), int(head["minute"]), int(head["seconds"] or 0)
-            if half := head["before"] or head["after"]:
-                if hour > 12:
-                    raise DataError(f"{location}:{first_line}: hour {hour} does not exist on a 12-hour clock")
-                hour = hour % 12 + 12 * (not half.lower().startswith(_MORNING))
-            if hour > 23 or minute > 59 or second > 59:
-                raise DataError(f"{location}:{first_line}: there is no time {hour:02}:{minute:02}:{second:02}")
-            day = head["first"], head["second"], head["third"]
-            yield _Message(first_line, day, (hour, minute, second), "\n".join(lines))
-        if match is not None and line is not None:
-            head, first_line, lines = match, number, [_after_head(line, match.end())]
+    entries: list[tuple[int, re.Match[str], list[str]]] = []  # number of its first line, head, lines
+    for number, line in enumerate(text.split("\n"), 1):
+        match = _match_head(line)
+        if match is not None and (not entries or match.re is entries[0][1].re):
+            entries.append((number, match, [_after_head(line, match.end())]))
+        elif entries:
+            entries[-1][2].append(line)
+    for number, head, lines in entries:
+        hour, minute, second = int(head["hour"]), int(head["minute"]), int(head["seconds"] or 0)
+        if half := head["before"] or head["after"]:
+            if hour > 12:
+                raise DataError(f"{location}:{number}: hour {hour} does not exist on a 12-hour clock")
+            hour = hour % 12 + 12 * (not half.lower().startswith(_MORNING))
+        if hour > 23 or minute > 59 or second > 59:
+            raise DataError(f"{location}:{number}: there is no time {hour:02}:{minute:02}:{second:02}")
+        day = head["first"], head["second"], head["third"]
+        yield _Message(number, day, (hour, minute, second), "\n".join(lines))
 
 
 def _after_head(line: str, length: int) -> str:

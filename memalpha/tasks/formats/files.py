@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -74,8 +75,7 @@ def check_selection(seed: int, data: str | Path | None, limit: int | None, chunk
         check_count("limit", limit, error=DataError)
         if limit < 1:
             raise DataError(f"limit {limit}: at least one task is needed")
-    is_count = isinstance(chunk_tokens, int) and not isinstance(chunk_tokens, bool)
-    if chunk_tokens is not None and (not is_count or chunk_tokens < 1):
+    if chunk_tokens is not None and (type(chunk_tokens) is not int or chunk_tokens < 1):
         raise DataError(f"chunk_tokens={chunk_tokens!r}: a whole number from 1 is needed")
 
 
@@ -206,22 +206,25 @@ _CUT_OFF = 32  # an error this close to the end of the buffer may come from its 
 def iter_json_array(path: Path) -> Iterator[Any]:
     """Yield the items of a JSON list, one in memory at a time. Raises `DataError` naming file and item."""
     with open_text(path) as stream:
-        buffer = _read_block(stream, path, _BLOCK).lstrip()
-        if not buffer.startswith("["):
-            raise DataError(f"{path}: not a JSON list")
-        buffer = buffer[1:]
-        for number in range(1 << 62):
-            buffer = _skip_whitespace(buffer, stream, path)
-            if buffer.startswith("]"):
-                if _skip_whitespace(buffer[1:], stream, path):
-                    raise DataError(f"{path}: something follows the JSON list")
-                return
-            if number:
-                if not buffer.startswith(","):
-                    raise DataError(f"{path}: no comma or ']' after item {number - 1}: not a JSON list, or cut off")
-                buffer = _skip_whitespace(buffer[1:], stream, path)
-            item, buffer = _decode_item(buffer, stream, path, number)
-            yield item
+        try:
+            buffer = stream.read(_BLOCK).lstrip()
+            if not buffer.startswith("["):
+                raise DataError(f"{path}: not a JSON list")
+            buffer = buffer[1:]
+            for number in count():
+                buffer = _skip_whitespace(buffer, stream)
+                if buffer.startswith("]"):
+                    if _skip_whitespace(buffer[1:], stream):
+                        raise DataError(f"{path}: something follows the JSON list")
+                    return
+                if number:
+                    if not buffer.startswith(","):
+                        raise DataError(f"{path}: no comma or ']' after item {number - 1}: not a JSON list, or cut off")
+                    buffer = _skip_whitespace(buffer[1:], stream)
+                item, buffer = _decode_item(buffer, stream, f"{path}: item {number}")
+                yield item
+        except UnicodeDecodeError as error:
+            raise DataError(f"{path}: not a text in UTF-8: {error}") from error
 
 
 def iter_json_lines(path: Path) -> Iterator[tuple[str, Any]]:
@@ -319,22 +322,14 @@ def open_text(path: Path) -> IO[str]:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _read_block(stream: Any, path: Path, size: int) -> str:
-    try:
-        return stream.read(size)
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not a text in UTF-8: {error}") from error
-
-
-def _skip_whitespace(buffer: str, stream: Any, path: Path) -> str:
+def _skip_whitespace(buffer: str, stream: IO[str]) -> str:
     """Return the buffer without leading white space; empty at the end of the file."""
-    while not (buffer := buffer.lstrip()):
-        if not (buffer := _read_block(stream, path, _BLOCK)):
-            return ""
+    while not (buffer := buffer.lstrip()) and (buffer := stream.read(_BLOCK)):
+        pass
     return buffer
 
 
-def _decode_item(buffer: str, stream: Any, path: Path, number: int) -> tuple[Any, str]:
+def _decode_item(buffer: str, stream: IO[str], location: str) -> tuple[Any, str]:
     """Decode the item at the start of the buffer.
 
     Returns:
@@ -346,18 +341,14 @@ def _decode_item(buffer: str, stream: Any, path: Path, number: int) -> tuple[Any
             value, end = decoder.raw_decode(buffer)
         except json.JSONDecodeError as error:
             inside = error.msg.startswith("Unterminated string") or error.pos >= len(buffer) - _CUT_OFF
-            extension = _read_block(stream, path, max(_BLOCK, len(buffer))) if inside and len(buffer) < _LARGEST else ""
+            extension = stream.read(max(_BLOCK, len(buffer))) if inside and len(buffer) < _LARGEST else ""
             if not extension:
-                raise DataError(f"{path}: item {number}: not JSON, or cut off: {error.msg}") from error
-            buffer += extension
-            continue
+                raise DataError(f"{location}: not JSON, or cut off: {error.msg}") from error
         except (ValueError, RecursionError) as error:  # a repeated key, thousands of digits, or too deep
-            raise DataError(f"{path}: item {number}: not JSON: {error}") from error
-        if (
-            isinstance(value, int | float)
-            and end >= len(buffer) - 2
-            and (extension := _read_block(stream, path, _BLOCK))
-        ):
-            buffer += extension  # a number may continue: 1, 1.5, 1.5e+9
-            continue
-        return value, buffer[end:]
+            raise DataError(f"{location}: not JSON: {error}") from error
+        else:
+            may_continue = isinstance(value, int | float) and end >= len(buffer) - 2  # 1, 1.5, 1.5e+9
+            extension = stream.read(_BLOCK) if may_continue else ""
+            if not extension:
+                return value, buffer[end:]
+        buffer += extension

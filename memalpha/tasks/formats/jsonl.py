@@ -263,7 +263,14 @@ def to_dataset(tasks: Iterable[Task]) -> Dataset:
             fields["meta"] = json.dumps(fields["meta"], ensure_ascii=False, allow_nan=False)
     if not rows:
         raise DataError("there is no task: give at least one")
-    return datasets.Dataset.from_list(rows, features=datasets.Features(_features(datasets.Value, datasets.List)))
+    text, number, list_of = datasets.Value("string"), datasets.Value("int64"), datasets.List
+    turn = {"speaker": text, "text": text, "id": text}
+    question = dict.fromkeys(Question.model_fields, text)
+    question |= {"answers": list_of(text), "evidence": list_of(text), "asked_after_chunk": number}
+    gold = dict.fromkeys(GoldOperation.model_fields, text) | {"chunk": number}
+    chunks = list_of({"text": text, "turns": list_of(turn), "timestamp": text})
+    features = {"id": text, "chunks": chunks, "questions": list_of(question), "gold_operations": list_of(gold)}
+    return datasets.Dataset.from_list(rows, features=datasets.Features(features | {"meta": text}))
 
 
 def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Task]:
@@ -287,18 +294,3 @@ def _drop_empty(value: Any) -> Any:
                 fields["meta"] = json.loads(meta)
         return {key: part for key, part in fields.items() if part is not None and part != []}
     return [_drop_empty(part) for part in value] if isinstance(value, list | tuple) else value
-
-
-def _features(value: Any, list_of: Any) -> dict[str, Any]:
-    text, number = value("string"), value("int64")
-    turn = {"speaker": text, "text": text, "id": text}
-    question = dict.fromkeys(("id", "question", "answers", "category", "evidence", "asked_after_chunk", "meta"), text)
-    question |= {"answers": list_of(text), "evidence": list_of(text), "asked_after_chunk": number}
-    gold = dict.fromkeys(GoldOperation.model_fields, text) | {"chunk": number}
-    return {
-        "id": text,
-        "chunks": list_of({"text": text, "turns": list_of(turn), "timestamp": text}),
-        "questions": list_of(question),
-        "gold_operations": list_of(gold),
-        "meta": text,
-    }

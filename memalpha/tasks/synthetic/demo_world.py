@@ -13,9 +13,9 @@ from datetime import date, timedelta
 from random import Random
 
 from memalpha.tasks.synthetic import phrases
-from memalpha.tasks.synthetic.phrases import EventKind, Split, ValueSource, fill
-from memalpha.tasks.synthetic.slot_history import Slot, Version, numbered, question
-from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
+from memalpha.tasks.synthetic.phrases import Split, ValueSource, fill
+from memalpha.tasks.synthetic.slot_history import Change, Event, Lines, Slot, Version, numbered, question
+from memalpha.types import Chunk, GoldOperation, Question, Task
 
 Range = tuple[int, int]
 
@@ -72,21 +72,12 @@ DRILL = Shape(
 
 
 @dataclass(slots=True)
-class _Event:
-    kind: EventKind
-    value: str
-    chunk: int
-    days_ago: int
-    turn: str = ""
-
-
-@dataclass(slots=True)
 class _Plan:
     """Hold the history of the state, before any text."""
 
     dates: list[date]
     slots: list[Slot] = field(default_factory=list)
-    events: list[_Event] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
 
 def build_task(
@@ -131,7 +122,8 @@ def build_task(
     for _ in range(rng.randint(*shape.events)):
         kind = main_kind if rng.random() < 0.75 else rng.choice(phrases.EVENTS)
         days_ago = int(rng.random() < shape.yesterday)
-        plan.events.append(_Event(kind, values.draw(kind.pool), rng.randrange(telling), days_ago))
+        value, chunk = values.draw(kind.pool), rng.randrange(telling)
+        plan.events.append(Event(kind, value, chunk, plan.dates[chunk] - timedelta(days=days_ago)))
     chunks, operations = _write_chunks(rng, shape, values, plan)
     questions = _draw_questions(rng, shape, plan, temporal)
     return Task(id=task_id, chunks=chunks, questions=questions, gold_operations=operations)
@@ -145,37 +137,27 @@ def _write_chunks(
     operations: list[GoldOperation] = []
     distracted: set[str] = set()
     for index, day in enumerate(plan.dates):
-        lines: list[tuple[str, str, Version | _Event | None, GoldOperation | None]] = []
+        lines: list[tuple[str, str, tuple[Change, ...]]] = []
         for slot in plan.slots:
             for previous, version in zip([None, *slot.versions], slot.versions, strict=False):
                 if version.chunk == index:
                     text, operation = slot.say(rng, previous, version, shape.cue)
-                    lines.append(("user", text, version, operation))
+                    lines.append(("user", text, ((version, operation),)))
         for event in plan.events:
             if event.chunk == index:
-                when = "yesterday" if event.days_ago else "today"
-                happened = (day - timedelta(days=event.days_ago)).isoformat()
-                operation = GoldOperation(
-                    kind="insert",
-                    chunk=index,
-                    category="episodic",
-                    content=f"{event.kind.key}: {event.value}",
-                    timestamp=happened if event.days_ago else None,
-                )
-                lines.append(("user", fill(rng.choice(event.kind.states), event.value, when=when), event, operation))
+                when = "yesterday" if event.day < day else "today"
+                text = fill(rng.choice(event.kind.states), event.value, when=when)
+                lines.append(("user", text, ((event, event.gold(day)),)))
         for _ in range(rng.randint(*shape.chitchat)):
-            lines.append((*_filler_line(rng, shape, values, plan, index, distracted), None, None))
+            lines.append((*_filler_line(rng, shape, values, plan, index, distracted), ()))
         if not lines:
-            lines.append(("user", rng.choice(phrases.CHITCHAT), None, None))
+            lines.append(("user", rng.choice(phrases.CHITCHAT), ()))
         rng.shuffle(lines)
-        turns = []
-        for number, (speaker, text, origin, operation) in enumerate(lines):
-            turn_id = f"{index}.{number}"
-            turns.append(SpeakerTurn(speaker=speaker, text=text, id=turn_id))
-            if origin is not None and operation is not None:
-                origin.turn = turn_id
-                operations.append(operation.model_copy(update={"turn": turn_id}))
-        chunks.append(Chunk(turns=tuple(turns), timestamp=day.isoformat(), index=index))
+        written = Lines(index)
+        for speaker, text, changes in lines:
+            written.add(speaker, text, *changes)
+        chunks.append(written.build(day))
+        operations += written.operations
     return tuple(chunks), tuple(operations)
 
 
@@ -216,9 +198,8 @@ def _draw_questions(rng: Random, shape: Shape, plan: _Plan, temporal: bool) -> t
     questions += [Slot(a).ask(rng) for a in strangers]
     if temporal and plan.events:
         event = rng.choice(plan.events)
-        happened = (plan.dates[event.chunk] - timedelta(days=event.days_ago)).isoformat()
         text = fill(rng.choice(event.kind.whens), event.value)
-        questions.append(question(text, event.kind.key, "when", (happened,), evidence=(event.turn,)))
+        questions.append(question(text, event.kind.key, "when", (event.day.isoformat(),), evidence=(event.turn,)))
     if changed and rng.random() < shape.midstream:
         slot = rng.choice(changed)
         questions.append(slot.ask(rng, rng.choice(slot.versions[1:]).chunk - 1))

@@ -9,16 +9,15 @@ turns at 8k tokens, 4 % at 400k.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from datetime import date, timedelta
 from random import Random
 from typing import TypeVar
 
 from memalpha.tasks.synthetic import phrases
-from memalpha.tasks.synthetic.phrases import EventKind, Split, ValueSource, fill, pool_values, split_values
-from memalpha.tasks.synthetic.slot_history import Slot, Version, numbered, question
-from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
+from memalpha.tasks.synthetic.phrases import Split, ValueSource, fill, pool_values, split_values
+from memalpha.tasks.synthetic.slot_history import Event, Lines, Slot, Version, numbered, question
+from memalpha.types import Chunk, GoldOperation, Question, Task
 
 T = TypeVar("T")
 
@@ -34,53 +33,8 @@ NEVER_SHARE = 0.1  # share of all slots that are never stated
 CUE = 0.75
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Hold one chunk, its gold operations, and the questions to ask after it (without ids)."""
-
-    chunk: Chunk
-    operations: tuple[GoldOperation, ...]
-    questions: tuple[Question, ...]
-
-
-@dataclass(slots=True)
-class _Event:
-    kind: EventKind
-    value: str
-    chunk: int
-    day: date
-    turn: str = ""
-
-    @property
-    def content(self) -> str:
-        return f"{self.kind.key}: {self.value}"
-
-    @property
-    def title(self) -> str:
-        return phrases.EVENT_NAMES[self.kind.key].format(v=self.value)
-
-
-@dataclass(slots=True)
-class _Lines:
-    """Collect the turns of the session being written."""
-
-    chunk: int
-    turns: list[SpeakerTurn] = field(default_factory=list)
-    operations: list[GoldOperation] = field(default_factory=list)
-    characters: int = 0
-
-    def add(self, speaker: str, text: str, operation: GoldOperation | None = None) -> str:
-        """Append a turn and its gold operation.
-
-        Returns:
-            The id of the turn.
-        """
-        turn = f"{self.chunk}.{len(self.turns)}"
-        self.turns.append(SpeakerTurn(speaker=speaker, text=text, id=turn))
-        self.characters += len(speaker) + len(text) + 3  # ": " and the line's end
-        if operation is not None:
-            self.operations.append(operation.model_copy(update={"turn": turn}))
-        return turn
+def _title(event: Event) -> str:
+    return phrases.EVENT_NAMES[event.kind.key].format(v=event.value)
 
 
 def build_stream_task(rng: Random, tokens: int, task_id: str, *, split: Split = "train", pseudo: float = 0.0) -> Task:
@@ -93,16 +47,7 @@ def build_stream_task(rng: Random, tokens: int, task_id: str, *, split: Split = 
         split: Values to draw from.
         pseudo: Share of pseudo-words among the values (split "train").
     """
-    sessions = list(_World(rng, tokens, split, pseudo).sessions())
-    last = len(sessions) - 1
-    questions = [
-        item.model_copy(update={"asked_after_chunk": None if number == last else number})
-        for number, session in enumerate(sessions)
-        for item in session.questions
-    ]
-    chunks = tuple(session.chunk for session in sessions)
-    gold = tuple(operation for session in sessions for operation in session.operations)
-    return Task(id=task_id, chunks=chunks, questions=numbered(questions), gold_operations=gold)
+    return _World(rng, tokens, split, pseudo).task(task_id)
 
 
 class _World:
@@ -111,7 +56,7 @@ class _World:
     def __init__(self, rng: Random, tokens: int, split: Split, pseudo: float) -> None:
         self.rng = rng
         self.values = ValueSource(rng, split, pseudo)
-        self.characters = tokens * CHARS_PER_TOKEN
+        self.characters_left = tokens * CHARS_PER_TOKEN
         scale = tokens / 8_000
         self.density = min(0.2, max(0.03, 0.18 * scale**-0.385))
         self.people = rng.sample(split_values(phrases.PEOPLE, split), min(26, max(4, round(4 * scale**0.48))))
@@ -126,40 +71,42 @@ class _World:
         self.live: list[Slot] = []  # stated and not retracted
         self.retractions_left = int(RETRACTED_SHARE * len(self.unstated))
         self.strangers = list(self.people)  # not yet in any relation
-        self.events: list[_Event] = []
+        self.events: list[Event] = []
         self.happened: dict[str, set[str]] = {kind.key: set() for kind in phrases.FULL_EVENTS}
         self.room = {kind.key: len(pool_values(kind.pool, split)) * 3 // 4 for kind in phrases.FULL_EVENTS}
         self.by_name = {slot.name: slot for slot in (*slots, *self.relations)}
-        self.spent = 0  # characters
-        self.operations = 0
+        self.operations: list[GoldOperation] = []
 
     def pick(self, items: Sequence[T]) -> T:
         """Choose an item like `rng.choice`, several times as fast: most turns are filler."""
         return items[int(self.rng.random() * len(items))]
 
-    def sessions(self) -> Iterator[Session]:
-        rng, day, index, is_last = self.rng, EPOCH + timedelta(days=self.rng.randrange(1000)), 0, False
+    def task(self, task_id: str) -> Task:
+        rng, day, is_last = self.rng, EPOCH + timedelta(days=self.rng.randrange(1000)), False
+        chunks, questions = list[Chunk](), list[Question]()
         while not is_last:
-            lines = _Lines(index)
-            characters_left, budget = self.characters - self.spent, 40 * rng.randint(*SESSION_TURNS)
-            if characters_left - budget < 40 * SESSION_TURNS[0]:  # the rest is too short for a session
-                budget, is_last = characters_left, True
+            lines = Lines(index := len(chunks))
+            budget = 40 * rng.randint(*SESSION_TURNS)
+            if self.characters_left - budget < 40 * SESSION_TURNS[0]:  # the rest is too short for a session
+                budget, is_last = self.characters_left, True
             while lines.characters < budget:
                 self._turn(lines, day)
-            self.spent += lines.characters
-            self.operations += len(lines.operations)
-            questions = self._final_questions() if is_last else []
+            self.characters_left -= lines.characters
+            self.operations += lines.operations
+            if is_last:
+                questions += self._final_questions()
             # Now and then, ask for a value that holds at this moment of the stream.
-            if not is_last and self.stated and self.rng.random() <= min(1.0, 0.06 * self.operations / (index + 1)):
-                questions = [self.pick(self.stated).ask(self.rng)]
-            chunk = Chunk(turns=tuple(lines.turns), timestamp=day.isoformat(), index=index)
-            yield Session(chunk, tuple(lines.operations), tuple(questions))
+            elif self.stated and rng.random() <= min(1.0, 0.06 * len(self.operations) / (index + 1)):
+                now = self.pick(self.stated).ask(rng)
+                questions.append(now.model_copy(update={"asked_after_chunk": index}))
+            chunks.append(lines.build(day))
             day += timedelta(days=rng.randint(0, 5))
-            index += 1
+        gold = tuple(self.operations)
+        return Task(id=task_id, chunks=tuple(chunks), questions=numbered(questions), gold_operations=gold)
 
     # Sentences
 
-    def _turn(self, lines: _Lines, day: date) -> None:
+    def _turn(self, lines: Lines, day: date) -> None:
         """Add one turn: a fact, a trap, an echo, or filler."""
         roll = self.rng.random()
         if roll < self.density:
@@ -179,7 +126,7 @@ class _World:
     def _filler(self) -> str:
         return " ".join([self.pick(column) for column in phrases.FILLER]) + "."
 
-    def _fact(self, lines: _Lines, day: date) -> None:
+    def _fact(self, lines: Lines, day: date) -> None:
         """Add an update (35 %), a retraction (8 %), an event (25 %) or a new fact.
 
         The state must have room for it; else it is an event.
@@ -209,12 +156,8 @@ class _World:
         else:
             ago = self.rng.randint(1, 7)
             when = f"last {phrases.WEEKDAYS[(day - timedelta(days=ago)).weekday()]}"
-        event = _Event(kind, value, lines.chunk, day - timedelta(days=ago))
-        day_told = event.day.isoformat() if ago else None
-        operation = GoldOperation(
-            kind="insert", chunk=lines.chunk, category="episodic", content=event.content, timestamp=day_told
-        )
-        event.turn = lines.add("user", fill(self.pick(kind.states), value, when=when), operation)
+        event = Event(kind, value, lines.chunk, day - timedelta(days=ago))
+        lines.add("user", fill(self.pick(kind.states), value, when=when), (event, event.gold(day)))
         self.events.append(event)
 
     def _changeable(self, chunk: int, *, retract: bool) -> Slot | None:
@@ -231,7 +174,7 @@ class _World:
                 return slot
         return None
 
-    def _tell(self, lines: _Lines, slot: Slot, *, retract: bool = False) -> None:
+    def _tell(self, lines: Lines, slot: Slot, *, retract: bool = False) -> None:
         previous = slot.versions[-1] if slot.versions else None
         if retract:
             value = None
@@ -244,7 +187,7 @@ class _World:
             value = self.values.draw_other(slot.attribute.pool, slot_values)
         version = Version(lines.chunk, value)
         text, operation = slot.say(self.rng, previous, version, CUE)
-        version.turn = lines.add("user", text, operation)
+        lines.add("user", text, (version, operation))
         slot.versions.append(version)
 
     def _trap(self) -> str:
@@ -279,7 +222,7 @@ class _World:
         There are about a fifth as many questions as facts.
         """
         rng = self.rng
-        count = max(2, round(self.operations * 0.025))
+        count = max(2, round(len(self.operations) * 0.025))
         stated = [slot for slot in self.live if len(slot.versions) == 1]
         updated = [slot for slot in self.live if len(slot.versions) > 1]
         retracted = [slot for slot in self.stated if slot.value is None]
@@ -325,7 +268,7 @@ class _World:
 
     def _counts(self, limit: int) -> list[Question]:
         """Ask how many events of a kind happened, in all or in one month."""
-        groups: dict[tuple[str, str], list[_Event]] = {}
+        groups: dict[tuple[str, str], list[Event]] = {}
         for event in self.events:
             groups.setdefault((event.kind.key, ""), []).append(event)
             groups.setdefault((event.kind.key, event.day.isoformat()[:7]), []).append(event)
@@ -355,7 +298,7 @@ class _World:
                 kind, text, answers = "between", self.pick(phrases.BETWEEN), (str(days), f"{days} days")
             else:
                 first = a if a.day < b.day else b
-                kind, text, answers = "order", self.pick(phrases.ORDER), (first.value, first.title)
-            text, events = text.format(a=a.title, b=b.title), [a.content, b.content]
+                kind, text, answers = "order", self.pick(phrases.ORDER), (first.value, _title(first))
+            text, events = text.format(a=_title(a), b=_title(b)), [a.content, b.content]
             questions.append(question(text, a.kind.key, kind, answers, (a.turn, b.turn), events=events))
         return questions

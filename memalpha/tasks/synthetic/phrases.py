@@ -9,12 +9,14 @@ full world `{n}` is the person: a name, or "my mentor" where a question goes thr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
+
+from pydantic import TypeAdapter
 
 from memalpha.errors import DataError
 from memalpha.tasks.formats.files import load_shipped_yaml
@@ -64,10 +66,6 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def _tuples(item: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in item.items()}
-
-
 def _relation(key: str, changes: bool) -> Attribute:
     states = (f"My {key} is {{v}}.", f"{{v}} is my {key}.", f"I have a {key} called {{v}}.")
     updates = (f"My new {key} is {{v}}.", f"{{v}} is my {key} now.", f"My {key} is no longer {{old}} but {{v}}.")
@@ -91,8 +89,9 @@ FULL_POOLS: dict[str, tuple[str, ...]] = {
 }
 """All pools: the demo's, names of people, and large composed ones for events."""
 
-ATTRIBUTES: tuple[Attribute, ...] = tuple(Attribute(**_tuples(item)) for item in _DATA["attributes"])
-PERSON_ATTRIBUTES: tuple[Attribute, ...] = tuple(Attribute(**_tuples(item)) for item in _DATA["person_attributes"])
+_attributes = TypeAdapter(tuple[Attribute, ...])
+ATTRIBUTES = _attributes.validate_python(_DATA["attributes"])
+PERSON_ATTRIBUTES = _attributes.validate_python(_DATA["person_attributes"])
 """Attributes of named people; an entry reads `Tom city: Oslo`."""
 RELATIONS: tuple[Attribute, ...] = tuple(
     _relation(key, key not in ("niece", "nephew", "stepson"))
@@ -100,10 +99,8 @@ RELATIONS: tuple[Attribute, ...] = tuple(
 )
 """Single-valued relations of the user; their values are people, so questions can chain through them."""
 
-EVENTS: tuple[EventKind, ...] = tuple(EventKind(**_tuples(item)) for item in _DATA["events"])
-FULL_EVENTS: tuple[EventKind, ...] = tuple(
-    EventKind(**{**_tuples(item), "pool": _DATA["event_pools"][item["key"]]}) for item in _DATA["events"]
-)
+EVENTS = TypeAdapter(tuple[EventKind, ...]).validate_python(_DATA["events"])
+FULL_EVENTS = tuple(replace(event, pool=_DATA["event_pools"][event.key]) for event in EVENTS)
 EVENT_NAMES: dict[str, str] = _DATA["event_names"]
 """Wording of an event inside a question about two events."""
 

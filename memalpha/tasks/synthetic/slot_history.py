@@ -1,14 +1,15 @@
-"""Slots with their history, and the questions that a history answers, for both synthetic worlds."""
+"""Slots with their history, events, the turns that state them, and questions, for all synthetic worlds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from random import Random
 from typing import Any
 
-from memalpha.tasks.synthetic.phrases import Attribute, fill
-from memalpha.types import GoldOperation, Question
+from memalpha.tasks.synthetic.phrases import Attribute, EventKind, fill
+from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn
 
 ABILITIES = {
     "stated": "extraction",
@@ -67,20 +68,22 @@ class Slot:
         Returns:
             The sentence, and the gold operation without its turn id.
         """
-        old_value = (previous.value if previous else None) or ""
-        phrases = self.attribute
+        old, phrases = (previous.value if previous else None) or "", self.attribute
         if version.value is None:
-            text = fill(rng.choice(phrases.retracts), "", old_value, name=self.subject)
-            return text, GoldOperation(
-                kind="delete", chunk=version.chunk, category="semantic", replaces=f"{self.name}: {old_value}"
-            )
-        sentences = phrases.updates if old_value and rng.random() < cue else phrases.states
-        return fill(rng.choice(sentences), version.value, old_value, name=self.subject), GoldOperation(
-            kind="update" if old_value else "insert",
+            sentences = phrases.retracts
+        else:
+            sentences = phrases.updates if old and rng.random() < cue else phrases.states
+        text = fill(rng.choice(sentences), version.value or "", old, name=self.subject)
+        return text, self.gold(old, version)
+
+    def gold(self, old: str | None, version: Version) -> GoldOperation:
+        """Return the gold operation that changes the value `old` to `version`, without its turn id."""
+        return GoldOperation(
+            kind="delete" if version.value is None else "update" if old else "insert",
             chunk=version.chunk,
             category="semantic",
-            content=f"{self.name}: {version.value}",
-            replaces=f"{self.name}: {old_value}" if old_value else None,
+            content="" if version.value is None else f"{self.name}: {version.value}",
+            replaces=f"{self.name}: {old}" if old else None,
         )
 
     def ask(self, rng: Random, chunk: int | None = None) -> Question:
@@ -97,6 +100,56 @@ class Slot:
         stale = [version.value for version in versions_so_far[:-1] if version.value]
         answers = (current.value,) if current.value else ()
         return question(text, self.name, kind, answers, (current.turn,), stale, chunk)
+
+
+@dataclass(slots=True)
+class Event:
+    """Hold an event of the user; `turn` is set when the text is written."""
+
+    kind: EventKind
+    value: str
+    chunk: int
+    day: date
+    turn: str = ""
+
+    @property
+    def content(self) -> str:
+        """Entry of a perfect writer: `trip: Kalford`."""
+        return f"{self.kind.key}: {self.value}"
+
+    def gold(self, told: date) -> GoldOperation:
+        """Return the gold operation of the sentence that tells of the event on the day `told`."""
+        timestamp = None if self.day == told else self.day.isoformat()
+        return GoldOperation(
+            kind="insert", chunk=self.chunk, category="episodic", content=self.content, timestamp=timestamp
+        )
+
+
+@dataclass(slots=True)
+class Lines:
+    """Collect the turns of a chunk, and the gold operations of what they state."""
+
+    chunk: int
+    turns: list[SpeakerTurn] = field(default_factory=list)
+    operations: list[GoldOperation] = field(default_factory=list)
+    characters: int = 0
+
+    def add(self, speaker: str, text: str, *changes: Change) -> None:
+        """Append a turn; what it states gets its id."""
+        turn = f"{self.chunk}.{len(self.turns)}"
+        self.turns.append(SpeakerTurn(speaker=speaker, text=text, id=turn))
+        self.characters += len(speaker) + len(text) + 3  # ": " and the line's end
+        for origin, operation in changes:
+            origin.turn = turn
+            self.operations.append(operation.model_copy(update={"turn": turn}))
+
+    def build(self, day: date) -> Chunk:
+        """Return the chunk of this day."""
+        return Chunk(turns=tuple(self.turns), timestamp=day.isoformat(), index=self.chunk)
+
+
+Change = tuple[Version | Event, GoldOperation]
+"""What a turn states, and its gold operation."""
 
 
 def question(

@@ -24,8 +24,8 @@ from memalpha.tasks.synthetic.phrases import (
     fill,
     with_article,
 )
-from memalpha.tasks.synthetic.slot_history import Slot, Version, numbered
-from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task
+from memalpha.tasks.synthetic.slot_history import Change, Lines, Slot, Version, numbered
+from memalpha.types import Question, Task
 
 SITUATIONS = {
     "tracking": "said once",
@@ -59,18 +59,11 @@ class _Fact:
     false: str = ""
     marks: str = ""
 
-    def change(self, chunk: int, value: str | None) -> tuple[Version, GoldOperation]:
+    def change(self, chunk: int, value: str | None) -> Change:
         """Add a version, and return it with its gold operation."""
-        name, old = self.slot.name, self.slot.value
-        version = Version(chunk, value)
+        old, version = self.slot.value, Version(chunk, value)
         self.slot.versions.append(version)
-        return version, GoldOperation(
-            kind="delete" if value is None else "update" if old else "insert",
-            chunk=chunk,
-            category="semantic",
-            content="" if value is None else f"{name}: {value}",
-            replaces=f"{name}: {old}" if old else None,
-        )
+        return version, self.slot.gold(old, version)
 
 
 @dataclass(slots=True)
@@ -81,7 +74,7 @@ class _Line:
     chunk: int
     speaker: str
     text: str
-    changes: tuple[tuple[Version, GoldOperation], ...] = ()
+    changes: tuple[Change, ...] = ()
 
 
 def build_state_task(rng: Random, tokens: int, task_id: str, *, split: Split = "train", pseudo: float = 0.0) -> Task:
@@ -131,14 +124,14 @@ class _StateWorld:
             self._fact(topic, situation)
         day, chunks, operations = EPOCH + timedelta(days=rng.randrange(1000)), [], []
         for index in range(self.chunks):
-            turns = []
-            for number, line in enumerate(self._spoken(index, 4 * tokens // self.chunks)):
-                speaker, text = self._small_talk() if line is None else (line.speaker, line.text)
-                turns.append(SpeakerTurn(speaker=speaker, text=text, id=f"{index}.{number}"))
-                for version, operation in () if line is None else line.changes:
-                    version.turn = f"{index}.{number}"
-                    operations.append(operation.model_copy(update={"turn": version.turn}))
-            chunks.append(Chunk(turns=tuple(turns), timestamp=day.isoformat(), index=index))
+            lines = Lines(index)
+            for line in self._spoken(index, 4 * tokens // self.chunks):
+                if line is None:
+                    lines.add(*self._small_talk())
+                else:
+                    lines.add(line.speaker, line.text, *line.changes)
+            chunks.append(lines.build(day))
+            operations += lines.operations
             day += timedelta(days=rng.randint(1, 9))
         questions = [item for fact in self.facts for item in self._questions(fact)]
         rng.shuffle(questions)
