@@ -119,9 +119,7 @@ class AdviceMemory:
         return list(self._texts)[-count:]
 
     def add(self, text: str) -> None:
-        """Add a text as the newest; an empty one is ignored."""
-        if not text:
-            return
+        """Add a text as the newest."""
         if text in self._texts:
             self._texts.remove(text)
         self._texts.append(text)

@@ -79,28 +79,16 @@ def require(condition: bool, problem: str) -> None:
 
 
 def _incompatible(problem: str) -> TrainingError:
-    try:
-        version = metadata.version("trl")
-    except metadata.PackageNotFoundError:  # a checkout on the path
-        version = "(of unknown version)"
     return TrainingError(
-        f"trl {version} differs from what memalpha.integrations.trl expects: {problem}. Nothing was trained; install "
-        f"another release of '{RANGE}', and please report this"
+        f"trl {metadata.version('trl')} differs from what memalpha.integrations.trl expects: {problem}. Nothing was "
+        f"trained; install another release of '{RANGE}', and please report this"
     )
 
 
-def batch_rows(batch: Any) -> list[dict[str, Any]]:
-    """Return a generation batch as a list of rows; TRL passes a list or a mapping of columns."""
-    if isinstance(batch, Mapping):
-        columns = dict(batch)
-        sizes = {name: len(values) for name, values in columns.items()}
-        require(len(set(sizes.values())) == 1, f"a batch whose columns have the lengths {sizes}")
-        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    require(
-        isinstance(batch, Sequence) and all(isinstance(row, Mapping) for row in batch) and len(batch) > 0,
-        f"a batch of type {type(batch).__name__}, expected a list of rows",
-    )
-    return list(batch)
+def check_batch(batch: Any) -> None:
+    """Raise `TrainingError` unless a generation batch is a list of rows."""
+    is_rows = isinstance(batch, list) and len(batch) > 0 and all(isinstance(row, Mapping) for row in batch)
+    require(is_rows, f"a batch of type {type(batch).__name__}, expected a list of rows")
 
 
 require_trl()

@@ -63,7 +63,7 @@ def from_trl_judge(
             raise RewardError(f"{name}: no column {column_name!r} (there are {', '.join(sorted(columns)) or 'none'})")
         return [message_text(value) for value in columns[column_name]]
 
-    def ask_judge(prompts: list[str], completions: list[Any], *extra: Any) -> list[Any]:
+    def ask(prompts: list[str], completions: list[Any], *extra: Any) -> list[Any]:
         if not prompts:
             return []
         verdicts = list(judge.judge(prompts, completions, *extra))
@@ -71,68 +71,57 @@ def from_trl_judge(
             raise RewardError(f"{name}: judged {len(verdicts)} of {len(prompts)} prompts")
         return verdicts
 
+    def ask_labels(prompts: list[str], completions: list[Any], *extra: Any) -> list[float | None]:
+        labels = ask(prompts, completions, *extra)
+        for label in labels:
+            if label not in (-1, 0, 1):
+                raise RewardError(f"{name}: judged {label!r}, expected one of -1, 0, 1")
+        return [None if label == -1 else float(label) for label in labels]
+
+    def score_ranks(groups: list[list[int]], texts: list[str], replies: list[str]) -> list[float | None]:
+        rewards: list[float | None] = [None] * len(replies)
+        several = [rows for rows in groups if len(rows) > 1]
+        orders = ask([texts[rows[0]] for rows in several], [[replies[row] for row in rows] for rows in several])
+        for order, rows in zip(orders, several, strict=True):
+            if list(order) == [-1] * len(rows):
+                continue
+            if sorted(order) != list(range(len(rows))):
+                raise RewardError(f"{name}: ranked {len(rows)} completions as {order!r}, expected their indices")
+            for rank, position in enumerate(order):
+                rewards[rows[position]] = 1 - rank / (len(rows) - 1)
+        return rewards
+
+    def score_pairs(
+        groups: list[list[int]], texts: list[str], replies: list[str], others: list[str] | None
+    ) -> list[float | None]:
+        """Compare each pair in both orders, because judges prefer a position."""
+        pairs: list[tuple[int, int | None, list[str], int]] = []  # row, other row, both texts, slot of `row`
+        if others is None:
+            for rows in groups:
+                pairs += [(row, other, [replies[row], replies[other]], 0) for row, other in permutations(rows, 2)]
+        else:
+            for row, (reply, other) in enumerate(zip(replies, others, strict=True)):
+                pairs += [(row, None, [reply, other], 0), (row, None, [other, reply], 1)]
+        wins: list[list[float]] = [[] for _ in replies]
+        winners = ask_labels([texts[row] for row, *_ in pairs], [pair for _, _, pair, _ in pairs])
+        for (row, other, _, slot), winner in zip(pairs, winners, strict=True):
+            if winner is not None:
+                wins[row].append(float(winner == slot))
+                if other is not None:
+                    wins[other].append(float(winner != slot))
+        return [sum(scores) / len(scores) if scores else None for scores in wins]
+
     def reward(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         texts, replies = [message_text(value) for value in prompts], [message_text(value) for value in completions]
         if kind == "binary":
-            extra = [] if gold is None else [column(columns, gold)]
-            return [_parse_label(name, label, (-1, 0, 1)) for label in ask_judge(texts, replies, *extra)]
+            return ask_labels(texts, replies, *([] if gold is None else [column(columns, gold)]))
         groups: dict[str, list[int]] = {}
-        for index, text in enumerate(texts):
-            groups.setdefault(text, []).append(index)
+        for row, text in enumerate(texts):
+            groups.setdefault(text, []).append(row)
         if kind == "rank":
-            return _rank_rewards(name, groups, replies, ask_judge)
-        other = None if against is None else column(columns, against)
-        return _pairwise_rewards(name, groups, replies, other, texts, ask_judge)
+            return score_ranks(list(groups.values()), texts, replies)
+        others = None if against is None else column(columns, against)
+        return score_pairs(list(groups.values()), texts, replies, others)
 
     reward.__name__ = name
     return reward
-
-
-def _parse_label(name: str, label: Any, allowed: tuple[int, ...]) -> float | None:
-    if label not in allowed:
-        raise RewardError(f"{name}: judged {label!r}, expected one of {', '.join(map(str, allowed))}")
-    return None if label == -1 else float(label)
-
-
-def _rank_rewards(
-    name: str, groups: dict[str, list[int]], replies: list[str], ask_judge: Callable[..., list[Any]]
-) -> list[float | None]:
-    rewards: list[float | None] = [None] * len(replies)
-    several = {text: indices for text, indices in groups.items() if len(indices) > 1}
-    orders = ask_judge(list(several), [[replies[index] for index in indices] for indices in several.values()])
-    for order, indices in zip(orders, several.values(), strict=True):
-        if list(order) == [-1] * len(indices):
-            continue
-        if sorted(order) != list(range(len(indices))):
-            raise RewardError(f"{name}: ranked {len(indices)} completions as {order!r}, expected their indices")
-        for rank, position in enumerate(order):
-            rewards[indices[position]] = 1 - rank / (len(indices) - 1)
-    return rewards
-
-
-def _pairwise_rewards(
-    name: str,
-    groups: dict[str, list[int]],
-    replies: list[str],
-    against: list[str] | None,
-    texts: list[str],
-    ask_judge: Callable[..., list[Any]],
-) -> list[float | None]:
-    """Compare each pair in both orders, because judges prefer a position."""
-    pairs: list[tuple[int, int | None, list[str], int]] = []  # row, other row, both texts, slot of `row`
-    if against is None:
-        for rows in groups.values():
-            pairs += [(first, second, [replies[first], replies[second]], 0) for first, second in permutations(rows, 2)]
-    else:
-        for row, (reply, other) in enumerate(zip(replies, against, strict=True)):
-            pairs += [(row, None, [reply, other], 0), (row, None, [other, reply], 1)]
-    labels = ask_judge([texts[row] for row, *_ in pairs], [pair_texts for _, _, pair_texts, _ in pairs])
-    wins_per_row: list[list[float]] = [[] for _ in replies]
-    for (row, other, _, slot), label in zip(pairs, labels, strict=True):
-        winner = _parse_label(name, label, (-1, 0, 1))
-        if winner is None:
-            continue
-        wins_per_row[row].append(float(winner == slot))
-        if other is not None:
-            wins_per_row[other].append(float(winner != slot))
-    return [sum(wins) / len(wins) if wins else None for wins in wins_per_row]

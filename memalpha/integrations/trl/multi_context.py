@@ -23,7 +23,7 @@ from datasets import Dataset
 from memalpha.config import ReinforcementConfig, TrainConfig
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, TrainingError
-from memalpha.integrations.trl.base import Rows, RowTrainer, check_rows, rows_from_ids
+from memalpha.integrations.trl.base import Rows, RowTrainer, rows_from_ids
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
@@ -157,7 +157,7 @@ class MultiContextGRPOTrainer(RowTrainer):
             rows[name] = values.to(device)
         if self.beta != 0.0:
             rows["ref_per_token_logps"] = self._reference_logprobs(rows)
-        return check_rows(rows, len(samples))
+        return rows
 
     def _reference_logprobs(self, rows: Rows) -> torch.Tensor:
         """Return log-probs (B, T) of the start policy: TRL's reference model, or the model without its adapter."""

@@ -59,7 +59,7 @@ from memalpha.integrations.trl.base import (
     Rows,
     RowTrainer,
     add_dead_rows,
-    batch_rows,
+    check_batch,
     check_rows,
     concat_rows,
     require,
@@ -236,7 +236,7 @@ class ERLTrainer(RowTrainer):
     # ---------------------------------------------------------------------------------------------- phases 1 to 6
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
-        inputs = batch_rows(inputs)
+        check_batch(inputs)
         if self.model.training:
             self._imitation_rows = []
         output: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -294,19 +294,21 @@ class ERLTrainer(RowTrainer):
         earlier_advice = self.reflections.newest(self.args.memory_top_k) if self.args.enable_memory else []
         template = self.args.reflection_system_prompt
         prompts = [build_reflection_prompt(attempt, first, earlier_advice, template, self._fits) for attempt in failed]
-        reflected = [(attempt, prompt) for attempt, prompt in zip(failed, prompts, strict=True) if prompt is not None]
-        completions = self._sample_completions([prompt for _, prompt in reflected], first.prompts[0])
-        for (attempt, _), completion in zip(reflected, completions, strict=True):
-            attempt.reflection = completion
+        reflected = self._sample_role("reflection", failed, prompts, first.prompts[0])
         template = self.args.retry_system_prompt
-        prompts = [build_retry_prompt(attempt, first, template, self._fits) for attempt, _ in reflected]
-        retried = [
-            (attempt, prompt) for (attempt, _), prompt in zip(reflected, prompts, strict=True) if prompt is not None
-        ]
-        completions = self._sample_completions([prompt for _, prompt in retried], first.prompts[0])
-        for (attempt, _), completion in zip(retried, completions, strict=True):
-            attempt.retry = completion
-        return [attempt for attempt, _ in retried], len(failed) - len(retried)
+        prompts = [build_retry_prompt(attempt, first, template, self._fits) for attempt in reflected]
+        retried = self._sample_role("retry", reflected, prompts, first.prompts[0])
+        return retried, len(failed) - len(retried)
+
+    def _sample_role(
+        self, role: str, attempts: Sequence[ReflectedAttempt], prompts: Sequence[Any], filler: Any
+    ) -> list[ReflectedAttempt]:
+        """Set `role` of each attempt that has a prompt to a sampled completion, and return these attempts."""
+        sampled = [attempt for attempt, prompt in zip(attempts, prompts, strict=True) if prompt is not None]
+        completions = self._sample_completions([prompt for prompt in prompts if prompt is not None], filler)
+        for attempt, completion in zip(sampled, completions, strict=True):
+            setattr(attempt, role, completion)
+        return sampled
 
     def _call_feedback(
         self, inputs: Sequence[dict[str, Any]], first: FirstAttempts, attempts: Sequence[ReflectedAttempt]
@@ -336,10 +338,8 @@ class ERLTrainer(RowTrainer):
 
     def _fits(self, prompt: Any) -> bool:
         """Return True if the prompt leaves room for a completion in the model's context."""
-        positions = max_positions(self.model.config)
-        if positions is None:
-            return True
-        return len(self._tokenize_prompts([prompt])[0][0]) + self.max_completion_length <= positions
+        limit = max_positions(self.model.config)
+        return limit is None or len(self._tokenize_prompts([prompt])[0][0]) + self.max_completion_length <= limit
 
     def _sample_completions(self, prompts: Sequence[Any], filler: Any) -> list[SampledCompletion]:
         """Sample one completion per prompt in one call.

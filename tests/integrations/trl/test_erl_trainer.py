@@ -85,9 +85,8 @@ def test_without_reflections_it_equals_grpo_bit_for_bit(make_trainer, name):
     expected, actual = weights(plain), weights(ours)
     assert all(torch.equal(expected[name], actual[name]) for name in expected)
     for a, b in zip(plain.state.log_history, ours.state.log_history, strict=True):
-        assert {name: b[name] for name in a if "time" not in name and "second" not in name} == {
-            name: value for name, value in a.items() if "time" not in name and "second" not in name
-        }
+        names = [name for name in a if "time" not in name and "second" not in name]
+        assert {name: b[name] for name in names} == {name: a[name] for name in names}
     assert {line["erl/gated"] for line in ours.state.log_history if "erl/gated" in line} == {0.0}
 
 
@@ -201,15 +200,12 @@ def test_metrics_do_not_depend_on_micro_batches(make_trainer):
         trainer = make_trainer(loss_type="grpo", reward_threshold=0.75, **batches, **sgd)
         trainer.train()
         runs.append((trainer.state.log_history[0], weights(trainer)))
-    (line, expected), *other_runs = runs
+    (line, expected), (other, moved) = runs
     metrics = {name for name in line if name.startswith(("erl/", "retry/")) or name in ("loss", "reward", "grad_norm")}
     logged = ("attempt_reward", "gated", "reflection_tokens", "retry_reward", "memory", "rows", "internalization_loss")
     assert metrics >= {f"erl/{name}" for name in logged}
-    for other, moved in other_runs:
-        assert {name: other[name] for name in metrics} == pytest.approx(
-            {name: line[name] for name in metrics}, rel=1e-4
-        )
-        assert all(torch.allclose(moved[name], expected[name], atol=1e-5) for name in expected)
+    assert {name: other[name] for name in metrics} == pytest.approx({name: line[name] for name in metrics}, rel=1e-4)
+    assert all(torch.allclose(moved[name], expected[name], atol=1e-5) for name in expected)
 
 
 def test_algorithm_2_internalizes_in_updates_of_its_own(make_trainer):
@@ -291,9 +287,8 @@ def test_feedback_may_be_async_or_absent(make_trainer, func):
     trainer = make_trainer(RecordingTrainer, feedback_func=func)
     next_gradient(trainer)
     [(inputs, _, attempts)] = trainer.steps
-    assert [attempt.feedback for attempt in attempts] == [
-        "" if func is None else f"I wanted {inputs[attempt.index]['kind']}." for attempt in attempts
-    ]
+    for attempt in attempts:
+        assert attempt.feedback == ("" if func is None else f"I wanted {inputs[attempt.index]['kind']}.")
 
 
 @pytest.mark.parametrize(
@@ -321,9 +316,8 @@ def test_reward_models_and_logged_completions_are_as_in_trl(policy, make_trainer
     line = trainer.state.log_history[0]
     [name] = {name.split("/")[1] for name in line if name.startswith("rewards/")} - {"upper"}
     assert line["reward"] == pytest.approx(0.1 * line[f"rewards/{name}/mean"] + line["rewards/upper/mean"], abs=1e-5)
-    assert line["erl/retry_reward"] == pytest.approx(
-        0.1 * line[f"retry/rewards/{name}/mean"] + line["retry/rewards/upper/mean"], abs=1e-5
-    )
+    retry_reward = 0.1 * line[f"retry/rewards/{name}/mean"] + line["retry/rewards/upper/mean"]
+    assert line["erl/retry_reward"] == pytest.approx(retry_reward, abs=1e-5)
     [table] = (tmp_path / "run" / "completions").glob("*.parquet")
     rows = pd.read_parquet(table)
     [(_, _, attempts)] = trainer.steps

@@ -24,7 +24,7 @@ from memalpha.integrations.trl.attempts import (
 from memalpha.integrations.trl.base import (
     TRL_METHODS,
     add_dead_rows,
-    batch_rows,
+    check_batch,
     check_rows,
     concat_rows,
     require_methods,
@@ -122,12 +122,11 @@ def test_unexpected_batches_of_trl_are_refused(make_trainer, monkeypatch):
         prepare_batch(trainer)
 
 
-def test_a_batch_may_be_columns():
-    rows = [{"prompt": "a", "n": 1}, {"prompt": "b", "n": 2}]
-    assert batch_rows(rows) == rows == batch_rows({"prompt": ["a", "b"], "n": [1, 2]})
-    for wrong in ([], ["a"], {"prompt": ["a"], "n": []}):
+def test_a_batch_is_a_list_of_rows():
+    check_batch([{"prompt": "a", "n": 1}, {"prompt": "b", "n": 2}])
+    for wrong in ([], ["a"], {"prompt": ["a"], "n": [1]}):
         with pytest.raises(TrainingError, match="batch"):
-            batch_rows(wrong)
+            check_batch(wrong)
 
 
 def test_the_settings_of_grpo_keep_their_defaults():
@@ -172,10 +171,8 @@ def test_templates_replace_the_last_user_message():
     assert message_text(chat) == "Hi {x}" and replace_text("a", "b") == "b"
     assert replace_text(chat, "b") == [chat[0], {"role": "user", "content": "b"}]
     longer = [*chat, {"role": "assistant", "content": None}, {"role": "user", "content": "Well?"}]
-    assert message_text(longer) == "Well?" and replace_text(longer, "b") == [
-        *longer[:3],
-        {"role": "user", "content": "b"},
-    ]
+    assert message_text(longer) == "Well?"
+    assert replace_text(longer, "b") == [*longer[:3], {"role": "user", "content": "b"}]
     assert extract_advice([{"role": "assistant", "content": "<think>hm</think> Count. "}]) == "Count."
 
 
@@ -193,7 +190,7 @@ def test_the_oldest_advice_is_dropped_until_the_prompt_fits():
 
 def test_the_reflection_memory_is_first_in_first_out():
     memory = AdviceMemory(3)
-    for text in ("a", "b", "", "c", "a", "d"):
+    for text in ("a", "b", "c", "a", "d"):
         memory.add(text)
     assert memory.newest(9) == ["c", "a", "d"] and memory.newest(2) == ["a", "d"] and len(memory) == 3
 
@@ -214,7 +211,6 @@ def test_rows_are_concatenated_and_padded():
     assert rows["advantages"].tolist() == [2, 3, 0, 0]
     assert rows["importance_sampling_ratio"].tolist() == [[0.5, 0.5, 1], [0.5] * 3, [1] * 3, [1] * 3]
     assert rows["old_per_token_logps"].tolist() == [[-1, -1, 0], [-1] * 3, [0] * 3, [0] * 3]
-    sequences = [
-        {**part, "importance_sampling_ratio": torch.ones(len(part["prompt_ids"]), 1)} for part in (first, second)
-    ]
-    assert concat_rows(sequences, 0)["importance_sampling_ratio"].shape == (3, 1)
+    for part in (first, second):
+        part["importance_sampling_ratio"] = torch.ones(len(part["prompt_ids"]), 1)
+    assert concat_rows([first, second], 0)["importance_sampling_ratio"].shape == (3, 1)
