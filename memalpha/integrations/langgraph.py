@@ -117,15 +117,13 @@ class LangGraphStore(BaseStore):
             {"item.within": {"$contains": _joined(prefix)}} if prefix else {"item.key": {"$ne": None}},
             *_conditions("item.value", op.filter or {}),
         ]
-        scored: list[tuple[MemoryEntry, float | None]]
+        scored: list[tuple[MemoryEntry, float | None]] = []
         if op.query:
             ranked = self.store.search(
                 op.query, end, where={"$and": [*where, {"item.index": {"$ne": False}}]}, route=self._route
             )
             scored = [(hit.entry, hit.score) for hit in ranked]
             where.append({"item.index": False})
-        else:
-            scored = []
         if len(scored) < end:
             rest = self.store.list(where={"$and": where}, limit=end - len(scored))
             scored += [(entry, None) for entry in rest]
@@ -178,8 +176,7 @@ class LangGraphStore(BaseStore):
         with self._items.transaction():
             for id in ids:
                 entry = self._items.get(id)
-                minutes = None if entry is None else entry.metadata["item"].get("ttl")
-                if entry is not None and minutes is not None:
+                if entry is not None and (minutes := entry.metadata["item"].get("ttl")) is not None:
                     expires = _expiry(self._items.now(), minutes)
                     with suppress(DuplicateContent):  # it already expires at that time
                         self.store.change(Operation("update", id=id, content=entry.content, expires=expires))

@@ -140,7 +140,7 @@ class Route:
         result = self.hints["return"]
         self.result = get_args(result)[0] if get_origin(result) is tuple else result
         self.has_response = isinstance(self.result, type) and issubclass(self.result, Response)
-        self._encoder = None if self.has_response else TypeAdapter(self.result)
+        self._encoder = TypeAdapter(Any if self.has_response else self.result)
         fields: dict[str, Any] = {
             name: (self.hints[name], ... if parameter.default is parameter.empty else parameter.default)
             for name, parameter in self.parameters.items()
@@ -151,7 +151,6 @@ class Route:
 
     def encode(self, value: Any) -> bytes:
         """Return a value as JSON."""
-        assert self._encoder is not None
         try:
             return self._encoder.dump_json(value)
         except PydanticSerializationError:  # half of a surrogate pair, which metadata may hold
@@ -272,7 +271,7 @@ async def list_entries(
         after: Id that ended the last page.
         as_of: A past state.
     """
-    return await service.page(schemas.ListRequest(category=category, limit=limit, after=after), as_of=as_of)
+    return await service.page(category, limit, after, as_of=as_of)
 
 
 @_route("POST", "/entries", "write", status=201)
@@ -392,15 +391,20 @@ def page_calls(service: MemoryService, render: Callable[..., str], *, edits: boo
         edits: Take forms from readers whose keys have the rights.
     """
 
+    async def show(request: Request, memory: MemoryService, status: int = 200, **shown: Any) -> Response:
+        access: Access = request.scope[SCOPE]
+        if edits and not memory.read_only:  # else the page has no forms
+            shown |= {"can_write": access.allows("write"), "can_review": access.allows("review")}
+            shown["token"] = _token(request)
+        text = await memory.reading(lambda store: render(store, **shown))
+        return HTMLResponse(text, status, headers=_HEADERS)
+
     async def page(
         request: Request,
         q: Annotated[str, Field(max_length=schemas.MAX_QUERY)] = "",
         done: Annotated[str, Field(max_length=20)] = "",
     ) -> Response:
-        memory = service.granted(request.scope[SCOPE], "read")
-        rights = _rights(request, memory, edits)
-        text = await memory.reading(lambda store: render(store, q, done=done, **rights))
-        return HTMLResponse(text, headers=_HEADERS)
+        return await show(request, service.granted(request.scope[SCOPE], "read"), query=q, done=done)
 
     async def submit(request: Request, content: bytes) -> Response:
         form = _parse_form(request.headers.get("content-type", ""), content)
@@ -411,21 +415,10 @@ def page_calls(service: MemoryService, render: Callable[..., str], *, edits: boo
         except ServiceError as error:
             if error.status not in (404, 409, 422) or not request.scope[SCOPE].allows("read"):
                 raise
-            shown: dict[str, Any] = {"failure": error.message, "draft": form.content}
-            shown |= _rights(request, memory, edits)
-            text = await memory.reading(lambda store: render(store, **shown))
-            return HTMLResponse(text, error.status, headers=_HEADERS)
+            return await show(request, memory, error.status, failure=error.message, draft=form.content)
         return RedirectResponse(f"{PAGE}?done={form.action}", 303, headers=_HEADERS)
 
     return {"GET": page, "POST": submit} if edits else {"GET": page}
-
-
-def _rights(request: Request, service: MemoryService, edits: bool) -> dict[str, Any]:
-    """Return the token of the reader's forms and what they may do; without `edits` nothing."""
-    access: Access = request.scope[SCOPE]
-    if not edits or service.read_only:
-        return {}
-    return {"token": _token(request), "can_write": access.allows("write"), "can_review": access.allows("review")}
 
 
 def _token(request: Request) -> str:
@@ -676,14 +669,11 @@ class HttpApp:
             },
         )
         about = "namespace, percent-encoded; a key of one namespace has its own by default"
-        namespace = Annotated[str | None, Header(alias=NAMESPACE_HEADER, description=about)]
+        header = Annotated[str | None, Header(alias=NAMESPACE_HEADER, description=about)]
+        namespace = inspect.Parameter("service", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=header)
         for route in (self._health, *_ROUTES):
             parameters = [
-                parameter.replace(
-                    kind=inspect.Parameter.KEYWORD_ONLY,
-                    default=None if name == "service" else parameter.default,
-                    annotation=namespace if name == "service" else route.hints[name],
-                )
+                namespace if name == "service" else parameter.replace(kind=namespace.kind, annotation=route.hints[name])
                 for name, parameter in route.parameters.items()
             ]
 

@@ -128,7 +128,7 @@ async def _call(
         found = [{**compact_entry(hit.entry), "score": round(hit.score, 4)} for hit in hits]
         return _result(fit_hits(found, request.query))
     if name == "memory_list":
-        page = await service.page(ListRequest.model_validate(arguments))
+        page = await service.page(**dict(ListRequest.model_validate(arguments)))
         entries = [compact_entry(service.as_read(entry)) for entry in page.entries]
         fitting = fit_items(entries, min(len(page.core.encode()), MAX_ANSWER // 2))
         next_id = page.next if len(fitting) == len(entries) else fitting[-1]["id"]
@@ -283,31 +283,25 @@ _ID = re.compile(r'\s*\{[^{}\[\]]*?"id"\s*:\s*(-?\d{1,18}(?![\d.eE])|"[^"\\]{1,2
 
 
 async def serve_lines(service: MemoryService) -> None:
-    """Serve the MCP tools of a memory until stdin ends."""
-    server, lines = mcp_server(service), _Lines()
-    async with stdio_server(stdin=lines) as (incoming, outgoing):  # pyright: ignore[reportArgumentType]: only iterated
-        lines.outgoing = outgoing
-        await server.run(incoming, outgoing, server.create_initialization_options())
+    """Serve the MCP tools of a memory until stdin ends. Child processes get an empty stdin."""
+    server = mcp_server(service)
+    stream = os.fdopen(os.dup(sys.stdin.fileno()), "rb", closefd=False)
+    empty = os.open(os.devnull, os.O_RDONLY)  # what child processes read would be missing here
+    os.dup2(empty, sys.stdin.fileno())
+    os.close(empty)
 
-
-class _Lines:
-    """Lines of stdin that are messages; for others an error goes out. Child processes get an empty stdin."""
-
-    outgoing: Any
-
-    def __init__(self) -> None:
-        self._stream = os.fdopen(os.dup(sys.stdin.fileno()), "rb", closefd=False)
-        empty = os.open(os.devnull, os.O_RDONLY)  # what child processes read would be missing here
-        os.dup2(empty, sys.stdin.fileno())
-        os.close(empty)
-
-    async def __aiter__(self) -> AsyncIterator[str]:
-        while line := await anyio.to_thread.run_sync(self._stream.readline):
+    async def messages() -> AsyncIterator[str]:
+        """Yield the lines that are messages; for others an error goes out."""
+        while line := await anyio.to_thread.run_sync(stream.readline):
             text, error = read_line(line)
             if error is not None:
-                await self.outgoing.send(SessionMessage(error))
+                await outgoing.send(SessionMessage(error))
             elif text:
                 yield text
+
+    lines: Any = messages()  # which are only iterated
+    async with stdio_server(stdin=lines) as (incoming, outgoing):
+        await server.run(incoming, outgoing, server.create_initialization_options())
 
 
 def read_line(line: bytes) -> tuple[str, types.JSONRPCError | None]:

@@ -22,7 +22,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -32,6 +32,7 @@ from memalpha.errors import ConfigError, DataError
 from memalpha.integrations import required_packages
 from memalpha.integrations.server.auth import parse_hostname
 from memalpha.integrations.server.mcp import serve_lines
+from memalpha.integrations.server.schemas import escape_surrogates
 from memalpha.integrations.server.service import MemoryService
 from memalpha.integrations.server.telemetry import start_tracing
 from memalpha.store.io.jsonl import to_json
@@ -236,8 +237,11 @@ def serve_http(app: HttpApp, address: tuple[str, int], *, otel: bool = False, de
         ConfigError: the address cannot be used, or `otel` lacks its packages.
     """
     host, port = address
-    stop_tracing = start_tracing() if otel else None
-    with listen(host, port) as listening:
+    with ExitStack() as closing:
+        if otel:
+            closing.callback(start_tracing())
+        listening = closing.enter_context(listen(host, port))
+        closing.callback(app.guard.close)
         url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         also = "".join(f", {what} at {url}{path}" for what, path in app.extras.items())
         print(f"memalpha serves {description} at {url}/v1{also}", file=sys.stderr)
@@ -263,12 +267,7 @@ def serve_http(app: HttpApp, address: tuple[str, int], *, otel: bool = False, de
             finally:
                 await app.service.close()
 
-        try:
-            asyncio.run(run())
-        finally:
-            app.guard.close()
-            if stop_tracing is not None:
-                stop_tracing()
+        asyncio.run(run())
 
 
 def check_hosts(names: Collection[str]) -> frozenset[str]:
@@ -337,10 +336,10 @@ def watch_app(page: RunPage, is_stopping: Callable[[], bool] = lambda: False) ->
     """
 
     async def show(request: Request) -> Response:
-        return HTMLResponse(encode(await run_in_threadpool(page.render, live=True)), headers=_WATCH_HEADERS)
+        return HTMLResponse(escape_surrogates(await run_in_threadpool(page.render, live=True)), headers=_WATCH_HEADERS)
 
     async def training(request: Request) -> Response:
-        return HTMLResponse(encode(await run_in_threadpool(page.training)), headers=_WATCH_HEADERS)
+        return HTMLResponse(escape_surrogates(await run_in_threadpool(page.training)), headers=_WATCH_HEADERS)
 
     async def rollouts(request: Request) -> Response:
         return as_json(await run_in_threadpool(page.rollouts.read, request.path_params["step"]))
@@ -368,14 +367,11 @@ def watch_app(page: RunPage, is_stopping: Callable[[], bool] = lambda: False) ->
             await asyncio.sleep(LOOK_SECONDS)
 
     def refuse(request: Request, error: Exception) -> Response:
-        return PlainTextResponse(encode(str(error)), status_code=404, headers=_WATCH_HEADERS)
+        return PlainTextResponse(escape_surrogates(str(error)), status_code=404, headers=_WATCH_HEADERS)
 
     def as_json(value: Any) -> Response:
         text = to_json(value, allow_nan=False, separators=(",", ":"))
         return Response(text.encode(), headers=_WATCH_HEADERS, media_type="application/json")
-
-    def encode(text: str) -> bytes:
-        return text.encode("utf-8", "backslashreplace")  # a model may write half a surrogate pair
 
     return Starlette(
         routes=[

@@ -15,13 +15,12 @@ is answered. If it is not, the client is told to come back; the thread ends with
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import copy_context
 from copy import copy
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from threading import Event, Lock
 from typing import Any, Literal, TypeVar
@@ -56,7 +55,6 @@ from memalpha.integrations.server.schemas import (
     CallOutcome,
     EntryPage,
     EraseResponse,
-    ListRequest,
     LoggedOperation,
     ReadRequest,
     ReadResponse,
@@ -146,8 +144,7 @@ class Availability:
             raise
 
     async def _is_answering(self) -> bool:
-        if self._ping is None:
-            return True
+        assert self._ping is not None
         if self._look is None or self._look.done() or self._look.get_loop() is not asyncio.get_running_loop():
             self._look = asyncio.create_task(asyncio.to_thread(self._ping))
             self._look.add_done_callback(lambda look: look.cancelled() or look.exception())  # read: it is no surprise
@@ -229,7 +226,7 @@ class MemoryService:
         agent = None if policy is None else MemoryAgent(policy, store, config, trust=trust)
         self._serve(store, agent)
         self._reader = ExtractiveReader() if agent is None else default_reader(agent.policy, agent.config, reader)
-        self._namespaces: OrderedDict[str, MemoryService] = OrderedDict()  # others of the same store, last used last
+        self._open = lru_cache(MAX_NAMESPACES)(self._open_namespace)
         self._siblings: WeakSet[MemoryService] = WeakSet()
         self._policy_lock = Lock()  # the policy writes in one thread and answers in another
         self._waiting: list[str] = []  # namespaces of the requests that run or wait for the policy
@@ -265,17 +262,13 @@ class MemoryService:
 
         Threads and requests for the policy are shared, the turn of writes is not. Closing the first closes all.
         """
-        if name == self.name:
-            return self
-        if (service := self._namespaces.get(name)) is None:
-            service = copy(self)
-            store = self._store.namespace(name)
-            service._serve(store, None if self._agent is None else self._agent.with_store(store))
-            self._namespaces[name] = service
-            self._siblings.add(service)
-            if len(self._namespaces) > MAX_NAMESPACES:
-                self._namespaces.popitem(last=False)  # it ends with the last request that uses it
-        self._namespaces.move_to_end(name)
+        return self if name == self.name else self._open(name)
+
+    def _open_namespace(self, name: str) -> MemoryService:
+        """Make the service of another namespace. It ends when it is not used for long, after its last request."""
+        service, store = copy(self), self._store.namespace(name)
+        service._serve(store, None if self._agent is None else self._agent.with_store(store))
+        self._siblings.add(service)
         return service
 
     def _serve(self, store: MemoryStore, agent: MemoryAgent | None) -> None:
@@ -513,10 +506,40 @@ class MemoryService:
         """Return an entry as the reader sees it."""
         return self._view.name(entry) if isinstance(self._view, AttributedMemory) else entry
 
-    async def page(self, request: ListRequest, *, as_of: int | str | None = None) -> EntryPage:
-        """Return a page of entries, and the core memory."""
-        self._check(request.category, None)
-        return await self.reading(partial(_read_page, request=request, as_of=as_of))
+    async def page(
+        self, category: str | None, limit: int, after: str | None, *, as_of: int | str | None = None
+    ) -> EntryPage:
+        """Return a page of entries, and the core memory. It has at least one entry, if there are any.
+
+        Args:
+            category: Only this category.
+            limit: Maximum number of entries.
+            after: Id after which the page begins.
+            as_of: A past state; None is the current one.
+
+        Raises:
+            ServiceError: No entry ever had the id, or the category or the state does not exist.
+        """
+        self._check(category, None)
+
+        def read_page(store: MemoryStore) -> EntryPage:
+            entries: list[MemoryEntry] = []
+            size, last_id, is_last = 0, after, False
+            with store.read_transaction():  # core and entries of one moment
+                core = store.core_at(as_of)
+                while not is_last and len(entries) <= limit and size <= MAX_ANSWER:
+                    step = min(PAGE_STEP, limit + 1 - len(entries))
+                    rows = store.list(category, limit=step, after=last_id, as_of=as_of)
+                    is_last = len(rows) < step
+                    entries += rows
+                    size += sum(map(_count_bytes, rows))
+                    last_id = entries[-1].id if entries else None
+            while len(entries) > 1 and (size > MAX_ANSWER or len(entries) > limit):
+                size -= _count_bytes(entries.pop())
+                is_last = False
+            return EntryPage(core, tuple(entries), None if is_last else entries[-1].id)
+
+        return await self.reading(read_page)
 
     # ------------------------------------------------------------------------------------------------------ helpers
 
@@ -545,34 +568,6 @@ class MemoryService:
             except RuntimeError as error:  # the pool was shut down
                 raise ServiceError("closing", "the server is shutting down", 503) from error
             return await self._availability.wait(result)
-
-
-def _read_page(store: MemoryStore, request: ListRequest, as_of: int | str | None) -> EntryPage:
-    """Return a page of entries, and the core memory. It has at least one entry, if there are any.
-
-    Args:
-        store: Store of the namespace.
-        request: Category, limit and the id after which the page begins.
-        as_of: A past state; None is the current one.
-
-    Raises:
-        StoreError: No entry ever had the id, or the state does not exist.
-    """
-    entries: list[MemoryEntry] = []
-    size, after, is_last = 0, request.after, False
-    with store.read_transaction():  # core and entries of one moment
-        core = store.core_at(as_of)
-        while not is_last and len(entries) <= request.limit and size <= MAX_ANSWER:
-            step = min(PAGE_STEP, request.limit + 1 - len(entries))
-            rows = store.list(request.category, limit=step, after=after, as_of=as_of)
-            is_last = len(rows) < step
-            entries += rows
-            size += sum(map(_count_bytes, rows))
-            after = entries[-1].id if entries else None
-    while len(entries) > 1 and (size > MAX_ANSWER or len(entries) > request.limit):
-        size -= _count_bytes(entries.pop())
-        is_last = False
-    return EntryPage(core, tuple(entries), None if is_last else entries[-1].id)
 
 
 def read_log(store: MemoryStore, after: int, limit: int) -> list[LoggedOperation]:
