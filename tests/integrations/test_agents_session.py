@@ -26,12 +26,6 @@ CALL = {"type": "function_call", "call_id": "c", "name": "time", "arguments": "{
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "12:00\x00\ud800"}
 
 
-@pytest.fixture
-def store():
-    with MemoryStore.open(":memory:") as memory:
-        yield memory
-
-
 def test_items_round_trip(store):
     items = [user("Hello."), reply("Hello."), user("Hello."), CALL, OUTPUT, user(""), user("Hello.")]
     session = MemorySession("7", store)

@@ -18,12 +18,6 @@ NOTES = "/memories/notes.txt"
 
 
 @pytest.fixture
-def store():
-    with MemoryStore.open(":memory:") as memory:
-        yield memory
-
-
-@pytest.fixture
 def tool(store):
     return MemoryTool(store)
 
@@ -76,20 +70,16 @@ def test_view_range_and_insert_line(tool):
     assert do(tool, "view", path=NOTES, view_range=[4, 9]) == head + "     4\t"
     assert "view_range" in refused(tool, "view", path=NOTES, view_range=[2])
     for lines in ([5, 9], [5, -1], [3, 2], [1, 0]):
-        assert refused(tool, "view", path=NOTES, view_range=lines) == (
-            f"Error: Invalid `view_range`: {lines}. It should be within the range of lines of the file: [1, 4]"
-        )
+        error = f"Error: Invalid `view_range`: {lines}. It should be within the range of lines of the file: [1, 4]"
+        assert refused(tool, "view", path=NOTES, view_range=lines) == error
     assert do(tool, "insert", path=NOTES, insert_line=0, insert_text="zero\n") == f"The file {NOTES} has been edited."
     do(tool, "insert", path=NOTES, insert_line=4, insert_text="four")
-    assert do(tool, "view", path=NOTES).endswith(
-        "     1\tzero\n     2\tone\n     3\ttwo\n     4\tthree\n     5\tfour\n     6\t"
-    )
-    assert refused(tool, "insert", path=NOTES, insert_line=6, insert_text="x") == (
-        "Error: Invalid `insert_line` parameter: 6. It should be within the range of lines of the file: [0, 5]"
-    )
-    assert refused(tool, "insert", path="/memories/x", insert_line=0, insert_text="x") == (
-        "Error: The path /memories/x does not exist"
-    )
+    numbered = "     1\tzero\n     2\tone\n     3\ttwo\n     4\tthree\n     5\tfour\n     6\t"
+    assert do(tool, "view", path=NOTES).endswith(numbered)
+    error = "Error: Invalid `insert_line` parameter: 6. It should be within the range of lines of the file: [0, 5]"
+    assert refused(tool, "insert", path=NOTES, insert_line=6, insert_text="x") == error
+    missing = refused(tool, "insert", path="/memories/x", insert_line=0, insert_text="x")
+    assert missing == "Error: The path /memories/x does not exist"
 
 
 def test_str_replace(tool):
@@ -98,17 +88,15 @@ def test_str_replace(tool):
         "The memory file has been edited. Here is the snippet showing the change (with line numbers):\n"
         "     1\ta\n     2\tb\n     3\thome: Porto\n     4\thome since: 2024\n     5\td\n     6\te"
     )
-    assert refused(tool, "str_replace", path=NOTES, old_str="Rome", new_str="") == (
-        f"No replacement was performed, old_str `Rome` did not appear verbatim in {NOTES}."
-    )
+    absent = refused(tool, "str_replace", path=NOTES, old_str="Rome", new_str="")
+    assert absent == f"No replacement was performed, old_str `Rome` did not appear verbatim in {NOTES}."
     assert refused(tool, "str_replace", path=NOTES, old_str="home", new_str="") == (
         "No replacement was performed. Multiple occurrences of old_str `home` in lines: 3, 4. "
         "Please ensure it is unique"
     )
     for path in ("/memories/none", "/memories"):
-        assert refused(tool, "str_replace", path=path, old_str="x", new_str="") == (
-            f"Error: The path {path} does not exist. Please provide a valid path."
-        )
+        missing = refused(tool, "str_replace", path=path, old_str="x", new_str="")
+        assert missing == f"Error: The path {path} does not exist. Please provide a valid path."
 
 
 def test_delete_and_rename(tool):
@@ -167,12 +155,8 @@ def test_a_failing_store_is_reported_and_logged(store, tool, caplog, monkeypatch
     command = {"command": "view", "path": NOTES}
     with caplog.at_level(logging.ERROR, "memalpha"):
         result = tool.answer({"type": "tool_use", "id": "t", "name": "memory", "input": command})
-    assert result == {
-        "type": "tool_result",
-        "tool_use_id": "t",
-        "content": "Error: The memory is not available at the moment",
-        "is_error": True,
-    }
+    message = "Error: The memory is not available at the moment"
+    assert result == {"type": "tool_result", "tool_use_id": "t", "content": message, "is_error": True}
     [record] = caplog.records
     assert "StoreError: /secret/memory.db: database is locked" in record.getMessage() and record.exc_info
     with pytest.raises(StoreError, match="locked"):
@@ -262,12 +246,8 @@ def test_the_anthropic_package_runs_it(store, asynchronous):
         message |= {"usage": {"input_tokens": 1, "output_tokens": 1}, "content": content}
         return message | {"stop_reason": "tool_use" if content[0]["type"] == "tool_use" else "end_turn"}
 
-    body = {
-        "model": "m",
-        "max_tokens": 100,
-        "tools": [MemoryTool(store).runnable(asynchronous=asynchronous)],
-        "messages": [{"role": "user", "content": "I like tea."}],
-    }
+    tools, messages = [MemoryTool(store).runnable(asynchronous=asynchronous)], [{"role": "user", "content": "Tea!"}]
+    body = {"model": "m", "max_tokens": 100, "tools": tools, "messages": messages}
 
     async def run_asynchronously(**where):
         async with anthropic.AsyncAnthropic(**where) as client:

@@ -71,9 +71,7 @@ def test_results_equal_those_of_in_memory_store(batches):
         store.insert("semantic", "one")  # entries without an item are ignored
         ours = LangGraphStore(store)
         for batch, listed in batches:
-            assert [plain(result) for result in ours.batch(batch)] == [
-                plain(result) for result in reference.batch(batch)
-            ]
+            assert list(map(plain, ours.batch(batch))) == list(map(plain, reference.batch(batch)))
             for namespace in [name for name, items in reference._data.items() if not items]:
                 del reference._data[namespace]  # it lists empty namespaces
             assert ours.batch([listed]) == reference.batch([listed])
@@ -122,9 +120,8 @@ def test_search_covers_the_namespaces_below_the_prefix(store):
         beside = LangGraphStore(alone)
         for item in items.search(("users", "ana")):
             beside.put(item.namespace, item.key, item.value)
-        assert [(item.key, item.score) for item in beside.search((), query="Who has a dog?", limit=2)] == [
-            (item.key, item.score) for item in hits
-        ]
+        same = beside.search((), query="Who has a dog?", limit=2)
+        assert [(item.key, item.score) for item in same] == [(item.key, item.score) for item in hits]
     everybody = items.search(("users",), query="dog", filter={"n": {"$gte": 1}}, limit=9)
     assert {item.namespace for item in everybody} == {("users", "tom")} and len(everybody) == 3
     pages = [items.search(("users",), query="dog", limit=2, offset=offset) for offset in (0, 2, 4, 6)]
@@ -136,16 +133,10 @@ def test_fields_choose_the_searched_text(store):
     items.put(("d",), "a", {"title": "Birds", "parts": [{"text": "Owls"}, {"text": "Gulls"}], "text": "no"})
     items.put(("d",), "b", {"title": "Birds", "note": "Gulls"}, index=["note"])
     items.put(("d",), "c", {"title": "Owls"}, index=False)
-    assert {entry.id: entry.content for entry in store.list()} == {
-        "d/a": "Birds\nOwls\nGulls",
-        "d/b": "Gulls",
-        "d/c": "Owls",
-    }
-    assert [(item.key, item.score is None) for item in items.search(("d",), query="Owls")] == [
-        ("a", False),
-        ("b", False),
-        ("c", True),
-    ]
+    contents = {entry.id: entry.content for entry in store.list()}
+    assert contents == {"d/a": "Birds\nOwls\nGulls", "d/b": "Gulls", "d/c": "Owls"}
+    hits = [(item.key, item.score is None) for item in items.search(("d",), query="Owls")]
+    assert hits == [("a", False), ("b", False), ("c", True)]
 
 
 def test_items_expire_and_reading_refreshes_them(store, monkeypatch):

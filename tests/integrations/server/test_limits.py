@@ -32,10 +32,8 @@ HALF = b"GET /v1/entries HTTP/1.1\r\nHost: localhost\r\nX-Half: "
 
 def post(path: str, size: int, body: bytes) -> bytes:
     """Return a request that promises `size` bytes and has `body`."""
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
-    )
-    return head.encode() + body
+    head = f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {size}"
+    return "\r\n".join((*head, "", "")).encode() + body
 
 
 class SlowPolicy(ScriptedPolicy):

@@ -54,11 +54,6 @@ def calls(store: MemoryStore, *requests: tuple[str, dict[str, Any]], policy: Any
     return asyncio.run(ask())
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore.open(":memory:", embedder="hash")
-
-
 def test_a_trust_rule_names_others_and_ranks_them_lower(store):
     with store.writing_as(speaker="Mallory"):
         store.insert("semantic", "Ana lives in Moscow, where Ana does live.")
@@ -95,9 +90,8 @@ def test_edit_tools_have_the_schema_of_training(store):
         assert tools[name].description == trained[name]["description"]
     hints = {name: tool.annotations for name, tool in tools.items()}
     assert {name for name, hint in hints.items() if hint.read_only_hint} == {"memory_search", "memory_list"}
-    assert {name for name, hint in hints.items() if hint.destructive_hint} == {
-        *("memory_update", "memory_delete", "memory_read")
-    }
+    destructive = {name for name, hint in hints.items() if hint.destructive_hint}
+    assert destructive == {"memory_update", "memory_delete", "memory_read"}
     assert hints["memory_insert"].destructive_hint is False and hints["memory_insert"].idempotent_hint
     assert not any(hint.open_world_hint for hint in hints.values()) and len(tools) == 6
     words = {word for tool in tools.values() for word in tool.input_schema["properties"]}
@@ -142,9 +136,7 @@ def test_edits_act_as_in_training(store):
         result, _ = execute(same, ToolCall(name, arguments), chunk=None, source="mcp", timestamp=None)
         outcome = response.structured_content
         assert outcome == json.loads(response.content[0].text) and response.is_error is not result.ok
-        assert {key: outcome[key] for key in outcome if key != "tool"} == {
-            key: getattr(result, key) for key in outcome if key != "tool"
-        }
+        assert outcome == {"tool": name, **{key: getattr(result, key) for key in outcome if key != "tool"}}
     assert store.state == same.state and store.snapshot() == 4
 
 
@@ -165,10 +157,8 @@ def test_read_reports_progress(store):
     reading = asyncio.run(ask()).structured_content
     assert {item["code"] for item in reading["results"]} == {"inserted"}
     assert len(reading["results"]) + reading["left_out"] == 400
-    assert progress_log == [
-        (n, reading["chunks"], f"{n} of {reading['chunks']} chunks read") for n in range(1, len(progress_log) + 1)
-    ]
-    assert len(progress_log) == reading["chunks"] > 1
+    count = reading["chunks"]
+    assert progress_log == [(n, count, f"{n} of {count} chunks read") for n in range(1, count + 1)] and count > 1
 
 
 def test_pages_and_limits(store):
