@@ -32,7 +32,7 @@ from memalpha.config import EndpointConfig
 from memalpha.endpoint_calls import is_retryable, parse_name, read_error, read_key, retry_after
 from memalpha.errors import PolicyError
 from memalpha.policy.base import request_seed, sample_with
-from memalpha.policy.chat.text import CLOSE, END_THINK, OPEN, THINK, break_control_tokens
+from memalpha.policy.chat.text import CLOSE, END_THINK, OPEN, THINK, plain_message
 from memalpha.policy.reply_cache import AnswerCache, answer_key
 from memalpha.policy.server import RequestBatch, RequestQueue, RetryableError, ServerThread
 from memalpha.types import Completion, SampleRequest
@@ -188,6 +188,7 @@ class EndpointClient(ServerThread):
         key_variable = self.config.key_env or ("OPENAI_API_KEY" if name.startswith("openai:") else None)
         hint = " (or name it in endpoint.key_env)"
         key = read_key(name, key_variable, hint) if key_variable is not None else None
+        self.room_field = "max_completion_tokens" if name.startswith("openai:") else "max_tokens"
         self.prices = self.config.prices.get(name)
         self.bill = Bill(cost=0.0, saved=0.0) if self.prices else Bill()
         self.cache = AnswerCache(self.config.cache) if self.config.cache is not None else None
@@ -317,13 +318,13 @@ class EndpointClient(ServerThread):
         Raises `RetryableError` if a retry may succeed, otherwise `PolicyError`.
         """
         status = response.status_code
-        try:
+        data: Any = None
+        with suppress(ValueError):  # includes truncated UTF-8
             data = response.json()
-        except ValueError:  # includes truncated UTF-8
-            data = None
-        if status == 200 and isinstance(data, Mapping) and (message := _message(data)) is not None:
-            usage = data.get("usage")
-            usage = usage if isinstance(usage, Mapping) else {}
+        is_whole = status == 200 and isinstance(data, Mapping)
+        choice = _choice(data) if is_whole else {}
+        if (message := _message(choice)) is not None:
+            usage = data["usage"] if isinstance(data.get("usage"), Mapping) else {}
             estimated_tokens = estimate_message_tokens(message)
             prompt_tokens = plausible_count(usage.get("prompt_tokens"), prompt // 4, prompt * 4)
             completion_tokens = plausible_count(
@@ -333,7 +334,7 @@ class EndpointClient(ServerThread):
             )
             self.bill.doubted += prompt_tokens is None or completion_tokens is None
             fields = {name: message[name] for name in _FIELDS if message.get(name)}
-            finish = _choice(data).get("finish_reason")
+            finish = choice.get("finish_reason")
             return Reply(
                 fields,
                 finish if isinstance(finish, str) else None,
@@ -341,7 +342,7 @@ class EndpointClient(ServerThread):
                 estimated_tokens if completion_tokens is None else completion_tokens,
             )
         error_text = read_error(data, response.text, self._key)
-        if status == 200 and isinstance(data, Mapping) and not (data.get("error") or _choice(data).get("error")):
+        if is_whole and not (data.get("error") or choice.get("error")):
             raise RetryableError(f"a whole response without an answer: {error_text}", complete=True)
         if status == 200:
             raise RetryableError(f"half an answer, or none: {error_text}" if error_text else "an empty answer")
@@ -367,8 +368,7 @@ class EndpointClient(ServerThread):
             model_names = [str(model["id"]) for model in response.json()["data"]]
         if self.model in model_names:
             return
-        field = "max_completion_tokens" if self.name.startswith("openai:") else "max_tokens"
-        probe = {"model": self.model, "messages": [{"role": "user", "content": "Hello"}], field: 1}
+        probe = {"model": self.model, "messages": [{"role": "user", "content": "Hello"}], self.room_field: 1}
         self.bill.asked += 1
         try:
             await self._send({**probe, **self.config.parameters}, RequestBatch())
@@ -394,10 +394,10 @@ def _choice(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
 
 
-def _message(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the message of the first choice; None if there is none, or an error beside it."""
-    message = _choice(data).get("message")
-    if not isinstance(message, Mapping) or _choice(data).get("error"):  # routers pass on the error of a provider
+def _message(choice: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the message of a choice; None if there is none, or an error beside it."""
+    message = choice.get("message")
+    if not isinstance(message, Mapping) or choice.get("error"):  # routers pass on the error of a provider
         return None
     content = message.get("content")
     if isinstance(content, list):  # a list of parts, which may hold thoughts
@@ -417,7 +417,6 @@ class EndpointPolicy:
     def __init__(self, name: str, config: EndpointConfig | None = None) -> None:
         self.client = EndpointClient(name, config)
         self.name = name
-        self._room = "max_completion_tokens" if name.startswith("openai:") else "max_tokens"
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
         """Return one completion per request, in order.
@@ -459,9 +458,9 @@ class EndpointPolicy:
     def body(self, request: SampleRequest) -> dict[str, Any]:
         """Return the chat-completion body of a request."""
         body: dict[str, Any] = {
-            "messages": [_as_text(message) for message in request.messages],
+            "messages": [plain_message(message) for message in request.messages],
             "temperature": request.temperature,
-            self._room: request.max_new_tokens + request.thinking_tokens,
+            self.client.room_field: request.max_new_tokens + request.thinking_tokens,
         }
         if request.chat_template_kwargs:
             body["chat_template_kwargs"] = dict(request.chat_template_kwargs)
@@ -470,13 +469,6 @@ class EndpointPolicy:
         if request.temperature > 0 and request.key:
             body["seed"] = request_seed(request.key)
         return body
-
-
-def _as_text(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message in which no user or tool spells out a control token of any family."""
-    if message["role"] in ("system", "assistant") or not isinstance(message.get("content"), str):
-        return dict(message)
-    return {**message, "content": break_control_tokens(message["content"])}
 
 
 def completion_text(reply: Reply) -> str:

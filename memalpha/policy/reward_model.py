@@ -44,7 +44,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from memalpha.errors import PolicyError
 from memalpha.policy.base import shared_length
 from memalpha.policy.chat.template import check_shown
-from memalpha.policy.chat.text import break_control_tokens, special_token_pattern
+from memalpha.policy.chat.text import break_control_tokens, plain_message, special_token_pattern
 from memalpha.policy.model_files import (
     add_adapter,
     hide_progress_bars,
@@ -247,29 +247,22 @@ def encode_row(
     if isinstance(prompt, str):
         prompt_ids, row_ids = _ids(tokenizer, prompt), _ids(tokenizer, f"{prompt}{reply}{tokenizer.eos_token or ''}")
     else:
-        chat = [
-            {**message, "content": break_control_tokens(message["content"], special_tokens)}
-            if message["role"] != "system" and isinstance(message.get("content"), str)
-            else dict(message)
-            for message in prompt
-        ]
-        tool_list = [dict(tool) for tool in tools]
-        chat_tools: Any = tool_list or None
+        chat = [plain_message(message, special_tokens, ("system",)) for message in prompt]
+        chat_tools: Any = [dict(tool) for tool in tools] or None
         whole_chat = [*chat, {"role": "assistant", "content": reply}]
         # No `add_generation_prompt` for the whole chat: the template also writes its text after the reply.
-        texts: list[Any] = [
-            tokenizer.apply_chat_template(messages, tools=chat_tools, add_generation_prompt=add_prompt, tokenize=False)
+        texts = [
+            str(tokenizer.apply_chat_template(messages, chat_tools, add_generation_prompt=add_prompt, tokenize=False))
             for messages, add_prompt in ((chat, True), (whole_chat, False))
         ]
-        check_shown(chat, str(texts[1]))
-        prompt_ids, row_ids = (_ids(tokenizer, str(text), special=False) for text in texts)
+        check_shown(chat, texts[1])
+        prompt_ids, row_ids = (_ids(tokenizer, text, special=False) for text in texts)
     cut = min(shared_length(prompt_ids, row_ids), len(row_ids) - 1)
     return tuple(row_ids[:cut]), tuple(row_ids[cut:])
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool = True) -> list[int]:
-    ids: Any = tokenizer(text, add_special_tokens=special)["input_ids"]
-    return ids
+def _ids(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
+    return tokenizer(text, add_special_tokens=special)["input_ids"]
 
 
 def pack_rows(
@@ -295,9 +288,8 @@ def pack_rows(
     for number, (prompt, reply) in enumerate(rows):
         row = (*prompt, *reply)
         ids[number, : len(row)] = row
-        indices = range(len(row) - 1, -1, -1)
-        non_padding = (index for index in indices if row[index] != pad)
-        last.append(next(non_padding, 0) if pooling == "last" else len(row) - 1)
+        ends = (index for index in reversed(range(len(row))) if pooling != "last" or row[index] != pad)
+        last.append(next(ends, 0))
     first = torch.tensor([len(prompt) for prompt, _ in rows], device=device)
     return torch.from_numpy(ids).to(device), first, torch.tensor(last, device=device)
 
@@ -341,18 +333,16 @@ class RewardModel:
     def score_ids(self, rows: Sequence[Row]) -> np.ndarray:
         """Return float64 scores (rows, objectives) of encoded rows."""
         keys = [(tuple(prompt_ids), tuple(reply_ids)) for prompt_ids, reply_ids in rows]
-        distinct = list(dict.fromkeys(keys))  # rollouts of a sharp policy are often equal
-        index_of = {row: index for index, row in enumerate(distinct)}
-        scores = np.zeros((len(distinct), len(self.objectives)))
-        order = sorted(range(len(distinct)), key=lambda i: -len(distinct[i][0]) - len(distinct[i][1]))
-        while order:
-            width = len(distinct[order[0]][0]) + len(distinct[order[0]][1])
-            count = max(1, BATCH_TOKENS // width)
-            batch, order = order[:count], order[count:]
-            packed = pack_rows([distinct[i] for i in batch], self.head.pooling, self.pad, self.model.device)
+        # Rollouts of a sharp policy are often equal. The longest rows come first.
+        waiting = sorted(dict.fromkeys(keys), key=lambda row: -len(row[0]) - len(row[1]))
+        scores: dict[Row, np.ndarray] = {}
+        while waiting:
+            count = max(1, BATCH_TOKENS // (len(waiting[0][0]) + len(waiting[0][1])))
+            batch, waiting = waiting[:count], waiting[count:]
+            packed = pack_rows(batch, self.head.pooling, self.pad, self.model.device)
             with torch.inference_mode():
-                scores[batch] = self._scorer(*packed).double().cpu().numpy()
-        return scores[[index_of[key] for key in keys]]
+                scores |= zip(batch, self._scorer(*packed).double().cpu().numpy(), strict=True)
+        return np.array([scores[key] for key in keys]).reshape(-1, len(self.objectives))
 
     def encode(self, prompt: Prompt, completion: Prompt) -> Row:
         """Return the ids of a row. Raises `PolicyError` like `score`."""

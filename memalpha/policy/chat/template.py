@@ -23,7 +23,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from memalpha.errors import PolicyError, install_command
 from memalpha.policy.chat.replies import END_THINK, THINK, ReplyParser, known_templates
-from memalpha.policy.chat.text import CLOSE, OPEN, break_control_tokens, describe_tools, special_token_pattern
+from memalpha.policy.chat.text import CLOSE, OPEN, describe_tools, plain_message, special_token_pattern
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -99,7 +99,7 @@ class ChatTemplate:
             else:
                 system["content"] += f"\n\n{describe_tools(tools)}"
         arguments = {"enable_thinking": thinking, "thinking": thinking, **(template_kwargs or {})}
-        messages = [self._as_text(message) for message in messages]
+        messages = [plain_message(message, self._special_tokens) for message in messages]
         try:
             text = self._apply(self._adapted(messages), native_tools, arguments)
             check_shown(messages, text)
@@ -130,14 +130,6 @@ class ChatTemplate:
         while token := next((token for token in self._end_tokens if reply.endswith(token)), None):
             reply = reply.removesuffix(token)
         return reply
-
-    def _as_text(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a message whose words are no special tokens, unless it is the system's or the assistant's."""
-        content = message.get("content")
-        if message["role"] in ("system", "assistant") or not isinstance(content, str):
-            return message
-        escaped = break_control_tokens(content, self._special_tokens)
-        return message if escaped == content else {**message, "content": escaped}
 
     @cached_property
     def _special_tokens(self) -> re.Pattern[str]:
@@ -225,10 +217,7 @@ class ChatTemplate:
         if self._own_end:
             return self._own_end
         messages = [_user(_USER), {"role": "assistant", "content": _REPLY}, _user(_NEXT)]
-        try:
-            text = self._apply(self._adapted(messages), (), {}, generation=False)
-        except _REFUSALS:
-            return ""
+        text = self._try(self._adapted(messages), generation=False)
         return text.partition(_REPLY)[2].partition(_NEXT)[0]
 
     @cached_property
@@ -242,10 +231,7 @@ class ChatTemplate:
     def _own_end(self) -> str:
         """Text that the template writes after an assistant's last reply."""
         messages = self._adapted([_user(_USER), {"role": "assistant", "content": _REPLY}])
-        try:
-            return self._apply(messages, (), {}, generation=False).rpartition(_REPLY)[2].strip()
-        except _REFUSALS:
-            return ""
+        return self._try(messages, generation=False).rpartition(_REPLY)[2].strip()
 
     @cached_property
     def _end_tokens(self) -> tuple[str, ...]:
@@ -266,10 +252,8 @@ class ChatTemplate:
         own_template = getattr(self.tokenizer, "response_template", None)
         if not self.shows_tools and not own_template:
             return "text", None, "unknown"
-        parsers = {
-            family: ReplyParser(template)
-            for family, template in ({"its own": own_template} if own_template else self._known_templates()).items()
-        }
+        templates = {"its own": own_template} if own_template else self._known_templates()
+        parsers = {family: ReplyParser(template) for family, template in templates.items()}
         for family, parser in parsers.items():
             if rendered and _reads_back(parser, rendered, _PROBE_CALLS):
                 return "native", parser, family
@@ -301,22 +285,25 @@ class ChatTemplate:
             {"type": "function", "id": f"call{number:05d}", "function": dict(call)} for number, call in enumerate(calls)
         ]
         reply = {"role": "assistant", "content": "", "tool_calls": tool_calls}
-        text = self._apply(
-            [*self._adapted([_user(_USER)]), reply], [_PROBE_TOOL], {"enable_thinking": False}, generation=False
-        )
+        messages = [*self._adapted([_user(_USER)]), reply]
+        text = self._apply(messages, [_PROBE_TOOL], {"enable_thinking": False}, generation=False)
         return text.rpartition(_USER)[2]
 
     def _shows(self, messages: Messages, text: str, tools: Tools = ()) -> bool:
-        try:
-            return text in self._apply(messages, tools, {})
-        except _REFUSALS:
-            return False
+        return text in self._try(messages, tools)
 
-    def _adapted(self, messages: Messages) -> list[dict[str, Any]]:
+    def _try(self, messages: Messages, tools: Tools = (), *, generation: bool = True) -> str:
+        """Return the rendered messages; "" if the template refuses them."""
+        try:
+            return self._apply(messages, tools, {}, generation=generation)
+        except _REFUSALS:
+            return ""
+
+    def _adapted(self, messages: Messages) -> list[Mapping[str, Any]]:
         """Return messages in the form that this template takes."""
         if not self.has_system_role:
             system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
-            messages = [dict(message) for message in messages if message["role"] != "system"]
+            messages = [message for message in messages if message["role"] != "system"]
             first = next((i for i, message in enumerate(messages) if message["role"] == "user"), None)
             if system and first is None:
                 messages.insert(0, _user(system))
@@ -324,13 +311,11 @@ class ChatTemplate:
                 messages[first] = {**messages[first], "content": f"{system}\n\n{messages[first]['content']}"}
         return self._parts(messages)
 
-    def _parts(self, messages: Messages) -> list[dict[str, Any]]:
-        if not self.has_parts:
-            return [dict(message) for message in messages]
+    def _parts(self, messages: Messages) -> list[Mapping[str, Any]]:
         return [
             {**message, "content": [{"type": "text", "text": message["content"]}]}
-            if isinstance(message.get("content"), str)
-            else dict(message)
+            if self.has_parts and isinstance(message.get("content"), str)
+            else message
             for message in messages
         ]
 

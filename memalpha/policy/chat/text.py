@@ -60,6 +60,17 @@ def break_control_tokens(text: str, pattern: re.Pattern[str] = _CONTROL_TOKENS) 
     return pattern.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
 
+def plain_message(
+    message: Mapping[str, Any],
+    pattern: re.Pattern[str] = _CONTROL_TOKENS,
+    trusted_roles: Sequence[str] = ("system", "assistant"),
+) -> dict[str, Any]:
+    """Return a copy of a message in which nobody but `trusted_roles` spells out a control token."""
+    if message["role"] in trusted_roles or not isinstance(message.get("content"), str):
+        return dict(message)
+    return {**message, "content": break_control_tokens(message["content"], pattern)}
+
+
 def special_token_pattern(tokenizer: Any) -> re.Pattern[str]:
     """Return the pattern of a tokenizer's special tokens, the longest first; tokens of one character stay."""
     added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
@@ -125,9 +136,9 @@ def _kind(schema: Mapping[str, Any]) -> str:
 def _example(function: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments for the required parameters: a listed value, 0, or the parameter's description."""
     parameters = function.get("parameters", {})
-    arguments: dict[str, Any] = {}
-    for name, schema in parameters.get("properties", {}).items():
-        is_number = schema.get("type") in ("number", "integer")
-        default = 0 if is_number else str(schema.get("description", "text"))
+    properties, arguments = parameters.get("properties", {}), {}
+    for name in (name for name in parameters.get("required", ()) if name in properties):
+        schema = properties[name]
+        default = 0 if schema.get("type") in ("number", "integer") else str(schema.get("description", "text"))
         arguments[name] = schema["enum"][0] if schema.get("enum") else default
-    return {name: arguments[name] for name in parameters.get("required", ()) if name in arguments}
+    return arguments
