@@ -18,6 +18,7 @@ from memalpha.policy.base import shared_length
 from memalpha.policy.kv_cache import (
     KeyValueSlots,
     SlotLayer,
+    bias_after,
     cache_argument,
     is_state_space,
     make_cache,
@@ -126,7 +127,6 @@ class SlotRows:
         columns = torch.arange(width, device=device).expand(len(targets), width)
         columns = torch.where(columns < shared, columns, (columns + width - lengths).clamp_max(width - 1))
         for slots, layer in zip(self.slots.layers, cache.layers, strict=True):
-            assert slots.keys is not None and slots.values is not None
             slots.keys[target, :, :width] = layer.keys[source, :, columns].transpose(1, 2)
             slots.values[target, :, :width] = layer.values[source, :, columns].transpose(1, 2)
 
@@ -153,8 +153,7 @@ class SlotRows:
             inputs: ids, and lengths before the step (2, rows), on the model's device.
         """
         ids, columns = inputs
-        hidden = torch.arange(self.slots.columns, device=inputs.device) > columns[:, None]
-        bias = torch.zeros(hidden.shape, dtype=self.model.dtype, device=inputs.device).masked_fill_(hidden, -torch.inf)
+        bias = bias_after(columns, self.slots.columns, self.model.dtype)
         return self._pass(ids, columns, bias[:, None, None], self.slots.columns)
 
     def _pass(self, ids: torch.Tensor, columns: torch.Tensor, mask: torch.Tensor, width: int) -> torch.Tensor:
@@ -314,7 +313,6 @@ class _SlotView(DynamicLayer):
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any):
         """Write one column of each row and return views of all keys and values."""
         keys, values = self.slots.keys, self.slots.values
-        assert keys is not None and values is not None
         keys[self.rows, :, self.columns] = key_states[:, :, 0]
         values[self.rows, :, self.columns] = value_states[:, :, 0]
         rows = slice(len(self.rows))

@@ -19,17 +19,11 @@ from torch import nn
 from torch.nn import functional as F
 from transformers import Qwen3ForCausalLM
 from transformers.activations import ACT2FN
-from transformers.models.qwen3.modeling_qwen3 import (
-    Qwen3Attention,
-    Qwen3DecoderLayer,
-    Qwen3MLP,
-    Qwen3Model,
-    Qwen3RMSNorm,
-)
+from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
 from memalpha.policy.base import shared_length
 from memalpha.policy.decoding_rows import Prompt
-from memalpha.policy.kv_cache import KeyValueSlots
+from memalpha.policy.kv_cache import KeyValueSlots, bias_after
 
 MAX_PARAMETERS = 50_000_000
 """Larger models gain little, and the fused weights are a second copy."""
@@ -38,16 +32,8 @@ PACK_TOKENS = 768
 """Tokens of a prefill's matrix products: their activations should fit the cache of a core."""
 
 _MODULES = {
-    Qwen3ForCausalLM,
-    Qwen3Model,
-    Qwen3DecoderLayer,
-    Qwen3Attention,
-    Qwen3MLP,
-    Qwen3RMSNorm,
-    nn.Linear,
-    nn.Embedding,
-    nn.ModuleList,
-    type(ACT2FN["silu"]),
+    *(Qwen3ForCausalLM, qwen3.Qwen3Model, qwen3.Qwen3DecoderLayer, qwen3.Qwen3Attention, qwen3.Qwen3MLP),
+    *(qwen3.Qwen3RMSNorm, nn.Linear, nn.Embedding, nn.ModuleList, type(ACT2FN["silu"])),
 }
 
 
@@ -80,17 +66,25 @@ def supports_flat(model: Any, dtype: torch.dtype) -> bool:
     )
 
 
-@dataclass(slots=True)
 class _Layer:
     """Weights of a layer: fused (query, key, value) and (gate, up) projections, norms of all query and key heads."""
 
-    input_norm: torch.Tensor
-    qkv: torch.Tensor
-    head_norm: torch.Tensor
-    output: torch.Tensor
-    post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    def __init__(self, layer: Any, dtype: torch.dtype) -> None:
+        def fuse(*modules: Any) -> torch.Tensor:
+            return torch.cat([module.weight.to(dtype) for module in modules])
+
+        attention, mlp = layer.self_attn, layer.mlp
+        # The scale of the scores is part of the queries' norm.
+        query_norm = attention.q_norm.weight.to(dtype) * attention.scaling
+        key_norm = attention.k_norm.weight.to(dtype)
+        heads = attention.config.num_attention_heads, attention.config.num_key_value_heads
+        self.input_norm = layer.input_layernorm.weight.to(dtype)
+        self.qkv = fuse(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.head_norm = torch.cat([query_norm.expand(heads[0], -1), key_norm.expand(heads[1], -1)])
+        self.output = attention.o_proj.weight.to(dtype)
+        self.post_norm = layer.post_attention_layernorm.weight.to(dtype)
+        self.gate_up = fuse(mlp.gate_proj, mlp.up_proj)
+        self.down = mlp.down_proj.weight.to(dtype)
 
 
 class FlatQwen3:
@@ -117,28 +111,9 @@ class FlatQwen3:
     def load(self) -> FlatQwen3:
         """Read the model's weights and return self."""
         base, dtype = self.model.model, self.dtype
-
-        def fuse(*modules: Any) -> torch.Tensor:
-            return torch.cat([module.weight.to(dtype) for module in modules])
-
-        def make_layer(layer: Any) -> _Layer:
-            attention, mlp = layer.self_attn, layer.mlp
-            # The scale of the scores is part of the queries' norm.
-            query_norm = attention.q_norm.weight.to(dtype) * attention.scaling
-            key_norm = attention.k_norm.weight.to(dtype)
-            return _Layer(
-                input_norm=layer.input_layernorm.weight.to(dtype),
-                qkv=fuse(attention.q_proj, attention.k_proj, attention.v_proj),
-                head_norm=torch.cat([query_norm.expand(self.queries, -1), key_norm.expand(self.groups, -1)]),
-                output=attention.o_proj.weight.to(dtype),
-                post_norm=layer.post_attention_layernorm.weight.to(dtype),
-                gate_up=fuse(mlp.gate_proj, mlp.up_proj),
-                down=mlp.down_proj.weight.to(dtype),
-            )
-
         self.embedding, self.head = base.embed_tokens.weight.to(dtype), self.model.lm_head.weight.to(dtype)
         self.norm = base.norm.weight.to(dtype)
-        self.layers = [make_layer(layer) for layer in base.layers]
+        self.layers = [_Layer(layer, dtype) for layer in base.layers]
         self._rotary = base.rotary_emb
         return self
 
@@ -236,7 +211,6 @@ class FlatRows:
         for layer, slots in zip(weights.layers, self.slots.layers, strict=True):
             queries, keys, values = weights.heads(layer, hidden, rotations)
             row_keys, row_values = keys[packed.nodes].transpose(1, 2), values[packed.nodes].transpose(1, 2)
-            assert slots.keys is not None and slots.values is not None
             slots.keys[rows, :, :columns] = row_keys[packed.owner]
             slots.values[rows, :, :columns] = row_values[packed.owner]
             if layer is weights.layers[-1]:
@@ -262,15 +236,11 @@ class FlatRows:
         columns = max(self.slots.lengths) + 1
         bias = None
         if min(self.slots.lengths) + 1 < columns:
-            hidden_columns = torch.arange(columns) > positions[:, None]
-            bias = torch.zeros(count, columns, dtype=weights.dtype).masked_fill_(hidden_columns, -torch.inf)[
-                :, None, None
-            ]
+            bias = bias_after(positions, columns, weights.dtype)[:, None, None]
         hidden = F.embedding(torch.tensor(tokens), weights.embedding)
         rotations = weights.rotations(positions)
         for layer, slots in zip(weights.layers, self.slots.layers, strict=True):
             queries, keys, values = weights.heads(layer, hidden, rotations)
-            assert slots.keys is not None and slots.values is not None
             slots.keys[rows, :, positions] = keys
             slots.values[rows, :, positions] = values
             queries = queries.reshape(count, weights.groups, -1, weights.width)
@@ -386,5 +356,4 @@ class PackedPrompts:
 
     def bias(self, group: _QueryGroup, dtype: torch.dtype) -> torch.Tensor:
         """Return (rows, 1, queries, columns): 0 up to the query's position, -inf after it."""
-        after = torch.arange(self.nodes.shape[1]) > group.positions[..., None]
-        return torch.zeros(after.shape, dtype=dtype).masked_fill_(after, -torch.inf)[:, None]
+        return bias_after(group.positions, self.nodes.shape[1], dtype)[:, None]

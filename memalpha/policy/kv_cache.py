@@ -121,8 +121,7 @@ class SlotLayer:
     """
 
     def __init__(self) -> None:
-        self.keys: torch.Tensor | None = None
-        self.values: torch.Tensor | None = None
+        self.keys = self.values = torch.empty(0)
 
     def reserve(self, rows: int, columns: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Make space, keeping what is there.
@@ -137,10 +136,16 @@ class SlotLayer:
         self.values = _grown(self.values, rows, columns, value)
 
 
-def _grown(old: torch.Tensor | None, rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
+def bias_after(positions: torch.Tensor, columns: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return (*positions, columns) for attention scores: 0 up to each position, -inf after it."""
+    after = torch.arange(columns, device=positions.device) > positions[..., None]
+    return torch.zeros(after.shape, dtype=dtype, device=positions.device).masked_fill_(after, -torch.inf)
+
+
+def _grown(old: torch.Tensor, rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
     # Zeros, because a masked column is still multiplied by its weight of 0: what is there must be finite.
     grown = like.new_zeros(rows, like.shape[1], columns, like.shape[3])
-    if old is not None:
+    if old.numel():
         kept_rows, kept_columns = min(rows, old.shape[0]), min(columns, old.shape[2])
         grown[:kept_rows, :, :kept_columns] = old[:kept_rows, :, :kept_columns]
     return grown
@@ -183,10 +188,10 @@ class KeyValueSlots:
 
     def keep(self, order: Sequence[int]) -> None:
         """Keep the rows of `order`: new row i is old row `order[i]`, which is i or comes after all new rows."""
-        tensors = [part for layer in self.layers for part in (layer.keys, layer.values) if part is not None]
+        tensors = [part for layer in self.layers for part in (layer.keys, layer.values)]
         if not order and sum(part.nbytes for part in tensors) > IDLE_BYTES:
             for layer in self.layers:
-                layer.keys = layer.values = None
+                layer.keys = layer.values = torch.empty(0)
             self.rows = self.columns = 0
         for target, source in enumerate(order):
             if source != target:
