@@ -79,9 +79,9 @@ class TransformersPolicy:
         self.tokenizer = tokenizer
         self.name = name
         self.chat = ChatTemplate(tokenizer, name)
-        self.prompt = _trained_on(STYLE_KEY, STYLES, model, tokenizer, name, KNOWN_STYLES.get(name, "full"))
-        self.form = _trained_on(FORM_KEY, FORMS, model, tokenizer, name, "native")
-        self.sizes = _sizes(model, tokenizer, name)
+        self.prompt = self._recorded(STYLE_KEY, STYLES, KNOWN_STYLES.get(name, "full"))
+        self.form = self._recorded(FORM_KEY, FORMS, "native")
+        self.sizes = self._recorded_sizes()
         self.quotes = False
         batching = BatchConfig()
         self.batch_tokens, self.batch_rows = batching.batch_tokens, batching.decode_rows
@@ -137,6 +137,26 @@ class TransformersPolicy:
         """
         self._sampling_dtype = getattr(torch, dtype)
 
+    def _recorded(self, key: str, choices: Sequence[str], default: str) -> str:
+        """Return the value of `key` in the model's configuration, else in the tokenizer's, else the default."""
+        candidates = (getattr(self.model.config, key, None), self.tokenizer.init_kwargs.get(key), default)
+        value = next(value for value in candidates if value is not None)
+        if value not in choices:
+            choice_list = ", ".join(choices)
+            raise PolicyError(f"policy {self.name!r}: {key} {value!r} in its config.json is none of {choice_list}")
+        return value
+
+    def _recorded_sizes(self) -> dict[str, int]:
+        """Return the sizes that the model was trained on, from its configuration or the tokenizer's."""
+        sizes = getattr(self.model.config, SIZES_KEY, None) or self.tokenizer.init_kwargs.get(SIZES_KEY) or {}
+        is_valid = isinstance(sizes, dict) and sizes.keys() <= {*SIZES}
+        if not is_valid or not all(type(value) is int and value > 0 for value in sizes.values()):
+            raise PolicyError(
+                f"policy {self.name!r}: {SIZES_KEY} {sizes!r} in its config.json: an object with numbers of tokens "
+                f"under {', '.join(SIZES)} is needed"
+            )
+        return sizes
+
     @property
     def reply_form(self) -> str:
         """Form in which its replies are read: "mem-alpha", "lines" or "hermes"."""
@@ -144,13 +164,11 @@ class TransformersPolicy:
 
     def set_prompt_style(self, style: str, form: str = "native") -> None:
         """Set prompt style and form of calls that the weights are trained in; `save` writes both configurations."""
-        changes = {STYLE_KEY: style} if style != self.prompt else {}
-        if form != self.form:
-            changes[FORM_KEY] = form
+        for key, value, old in ((STYLE_KEY, style, self.prompt), (FORM_KEY, form, self.form)):
+            if value != old:
+                setattr(self.model.config, key, value)
+                self.tokenizer.init_kwargs[key] = value
         self.prompt, self.form = style, form
-        for key, value in changes.items():
-            setattr(self.model.config, key, value)
-            self.tokenizer.init_kwargs[key] = value
 
     def save(self, folder: str | Path) -> None:
         """Write a plain transformers directory (weights, configuration, tokenizer)."""
@@ -278,12 +296,8 @@ class TransformersPolicy:
         return ThoughtEnd(start_ids[0], end_ids[0], tuple(forced)) if len(start_ids) == len(end_ids) == 1 else None
 
     def _text(self, request: SampleRequest) -> str:
-        return self.chat.render(
-            request.messages,
-            request.tools,
-            thinking=request.thinking_tokens > 0,
-            template_kwargs=request.chat_template_kwargs,
-        )
+        thinking, arguments = request.thinking_tokens > 0, request.chat_template_kwargs
+        return self.chat.render(request.messages, request.tools, thinking=thinking, template_kwargs=arguments)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of rendered prompts; the template has written the special tokens."""
@@ -339,33 +353,3 @@ def with_adapter_files(folder: str | Path, model: Any, tokenizer: PreTrainedToke
     policy = TransformersPolicy(model, tokenizer, str(folder))
     policy.quotes = record.get(QUOTES_KEY) is True
     return policy
-
-
-def _trained_on(
-    key: str,
-    choices: Sequence[str],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
-    default: str,
-) -> str:
-    """Return the value of `key` in the model's configuration, else in the tokenizer's, else the default."""
-    candidates = (getattr(model.config, key, None), tokenizer.init_kwargs.get(key))
-    value = next((value for value in candidates if value is not None), default)
-    if value not in choices:
-        raise PolicyError(f"policy {name!r}: {key} {value!r} in its config.json is none of {', '.join(choices)}")
-    return value
-
-
-def _sizes(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> dict[str, int]:
-    """Return the sizes that the model was trained on, from its configuration or the tokenizer's."""
-    sizes = getattr(model.config, SIZES_KEY, None) or tokenizer.init_kwargs.get(SIZES_KEY) or {}
-    is_valid = isinstance(sizes, dict) and all(
-        key in SIZES and type(value) is int and value > 0 for key, value in sizes.items()
-    )
-    if not is_valid:
-        raise PolicyError(
-            f"policy {name!r}: {SIZES_KEY} {sizes!r} in its config.json: an object with numbers of tokens under "
-            f"{', '.join(SIZES)} is needed"
-        )
-    return sizes

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -246,8 +247,8 @@ class VllmClient(ServerThread):
             if response.status_code in absent:
                 return None
             if response.status_code != 200:
-                reason = f"status {response.status_code}: {_error_text(response)}"
-                raise PolicyError(f"{self.name} refused {path} ({reason})" + (f": {hint}" if hint else ""))
+                refusal = f"{self.name} refused {path} ({_describe_status(response)})"
+                raise PolicyError(f"{refusal}: {hint}" if hint else refusal)
             try:
                 return response.json()
             except ValueError:
@@ -263,7 +264,7 @@ class VllmClient(ServerThread):
         async def attempt() -> SampledTokens:
             response = await self.send("POST", "/v1/completions", body)
             if response.status_code != 200:
-                reason = f"status {response.status_code}: {_error_text(response)}"
+                reason = _describe_status(response)
                 if is_retryable(response.status_code):
                     raise RetryableError(reason)
                 raise PolicyError(f"{self.name} refused a request ({reason})")
@@ -276,13 +277,12 @@ class VllmClient(ServerThread):
             return await self.retry(attempt, _HINT)
 
 
-def _error_text(response: httpx.Response) -> str:
-    """Return the server's message on one line."""
-    try:
+def _describe_status(response: httpx.Response) -> str:
+    """Return the status and the server's message on one line."""
+    data = None
+    with suppress(ValueError):
         data = response.json()
-    except ValueError:
-        data = None
-    return read_error(data, response.text)
+    return f"status {response.status_code}: {read_error(data, response.text)}"
 
 
 class VllmPolicy:
