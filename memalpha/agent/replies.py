@@ -17,20 +17,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
 from memalpha.agent import mem_alpha
-from memalpha.agent.parsing import (
-    MALFORMED,
-    after_thinking,
-    format_call,
-    malformed_call,
-    named_tool,
-    parse_calls,
-)
+from memalpha.agent.parsing import MALFORMED, after_thinking, format_call, malformed_call, named_tool, parse_calls
 from memalpha.agent.quoting import NOTE, quote_chunk
 from memalpha.agent.tools import (
     TOOLS,
@@ -263,8 +255,7 @@ def execute_calls(
         strict: refuse a call for an optional argument; see `act`.
         at_once: apply inserts that follow each other in one step, unless a trust rule judges them or they have notes.
     """
-    calls = calls if strict else [_with_shown_id(call, visible) for call in calls]
-    reads = [(call, read_call(call, memory.schema, tools, strict=strict)) for call in calls]
+    reads = [(call, read_call(call, memory.schema, tools, strict=strict, visible=visible)) for call in calls]
     # Before any call: the second of two calls may change what the first one wrote.
     ids = visible.keys() & {id for _, read in reads if (tool := _tool(read)) for id in tool.changes()}
     seen = memory if judge is None else judge.view
@@ -286,15 +277,6 @@ def execute_calls(
                 yield ToolResult(call, False, "conflict", message), ()
             else:
                 yield execute(memory, call, read, judge=verdicts, **noted)
-
-
-def _with_shown_id(call: ToolCall, visible: Mapping[str, str]) -> ToolCall:
-    """Return a call whose id is copied from the view with its brackets or blanks under the id that it means."""
-    id = call.arguments.get("id")
-    meant = id.strip().removeprefix("[").removesuffix("]").strip() if isinstance(id, str) else ""
-    if not meant or meant not in visible or id in visible:
-        return call
-    return replace(call, arguments={**call.arguments, "id": meant})
 
 
 def _tool(read: ReadCall) -> Tool | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from types import UnionType
@@ -305,17 +305,20 @@ Execution = tuple[ToolResult, tuple[Operation, ...]]
 Judge = Callable[[Sequence[Operation]], tuple[str | None, str]]
 
 
-def read_call(call: ToolCall, schema: MemorySchema, tools: Tools = TOOLS, *, strict: bool = False) -> ReadCall:
+def read_call(
+    call: ToolCall, schema: MemorySchema, tools: Tools = TOOLS, *, strict: bool = False, visible: Collection[str] = ()
+) -> ReadCall:
     """Read the arguments of a call.
 
     A fact survives its optional arguments: one that cannot be read counts as not given, one that the tool does not have
-    is ignored, and the result's message names both. A category may be written in other case (`Semantic`).
+    is ignored, and the result's message names both. Category and id are understood as `_as_meant` says.
 
     Args:
         call: Parsed tool call.
         schema: Schema of the memory.
         tools: Tools of the writer.
-        strict: Refuse a call with such an argument or category instead, as rewards do.
+        strict: Refuse a call with such an argument, category or id instead, as rewards do.
+        visible: Ids of the entries that the writer saw.
     """
     if call.error:
         message = "not a readable call" if call.error == MALFORMED else "the chunk does not say this"
@@ -323,14 +326,23 @@ def read_call(call: ToolCall, schema: MemorySchema, tools: Tools = TOOLS, *, str
     tool = tools.get(call.name)
     if tool is None or (tool is CoreUpdate and not schema.core):
         return ToolResult(call, False, "unknown_tool", f"no tool {call.name!r}; there are: {', '.join(tools)}")
-    arguments, category = call.arguments, call.arguments.get("category")
-    if not strict and isinstance(category, str) and category not in schema.category_names:
-        meant = [name for name in schema.category_names if name.casefold() == category.strip().casefold()]
-        arguments = {**arguments, "category": meant[0]} if len(meant) == 1 else arguments
+    arguments = call.arguments if strict else _as_meant(call.arguments, schema.category_names, visible)
     try:
         return validate_arguments(tool, arguments, strict=strict)
     except ValidationError as error:
         return ToolResult(call, False, "invalid_arguments", format_validation_error(error))
+
+
+def _as_meant(arguments: Mapping[str, Any], categories: Sequence[str], ids: Collection[str]) -> dict[str, Any]:
+    """Return arguments with a category in other case (`Semantic`), and an id with the view's brackets, as they mean."""
+    category, id, meant = arguments.get("category"), arguments.get("id"), dict(arguments)
+    if isinstance(category, str) and category not in categories:
+        names = [name for name in categories if name.casefold() == category.strip().casefold()]
+        meant |= {"category": names[0]} if len(names) == 1 else {}
+    if isinstance(id, str) and id not in ids:
+        bare = id.strip().removeprefix("[").removesuffix("]").strip()
+        meant |= {"id": bare} if bare and bare in ids else {}
+    return meant
 
 
 def validate_arguments(model: type[A], arguments: Mapping[str, Any], *, strict: bool = False) -> tuple[A, str]:
