@@ -35,15 +35,14 @@ UNSAID = "invalid_content"
 """Code of a call whose content the chunk does not say (`quoting.quote_chunk`)."""
 MAX_DEPTH = 32
 
-_UNICODE = re.compile(r"u([0-9a-fA-F]{4})")
-
-
 _STRICT = json.JSONDecoder(strict=False, object_pairs_hook=unique_keys)
 _FENCE = re.compile(r"```(?:json|tool_call)?")
 _SPACE = re.compile(r"\s*")
 _BARE = re.compile(r"[^\s,:\[\]{}\"']+")
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
+_STRINGS = {quote: re.compile(rf"{quote}([^{quote}\\]*(?:\\.[^{quote}\\]*)*){quote}", re.DOTALL) for quote in "\"'"}
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f"}
 _THOUGHT_OR_JSON = re.compile(rf"\{{|{END_THINK}")
 _THOUGHT_AT_LINE_END = re.compile(rf"^[ \t]*{END_THINK}|{END_THINK}[ \t]*$", re.MULTILINE)
@@ -268,25 +267,17 @@ def _separator(text: str, position: int, end: str) -> int:
 
 
 def _string(text: str, position: int) -> tuple[str, int]:
-    quote, parts = text[position], []
-    position += 1
-    while position < len(text):
-        char = text[position]
-        if char == quote:
-            return _pairs("".join(parts)), position + 1
-        if char == "\\":
-            following = text[position + 1 : position + 2]
-            if code := _UNICODE.match(text, position + 1):
-                parts.append(chr(int(code[1], 16)))
-                position = code.end()
-                continue
-            kept = f"\\{following}" if following.isalnum() else following  # the backslash of a path is no escape
-            parts.append(_ESCAPES.get(following, kept))
-            position += 2
-            continue
-        parts.append(char)
-        position += 1
-    raise UnreadableJSON
+    match = _STRINGS[text[position]].match(text, position)
+    if match is None:
+        raise UnreadableJSON
+    return _pairs(_ESCAPE.sub(_unescape, match[1])), match.end()
+
+
+def _unescape(escape: re.Match[str]) -> str:
+    code, char = escape.groups()
+    if code:
+        return chr(int(code, 16))
+    return _ESCAPES.get(char, escape[0] if char.isalnum() else char)  # the backslash of a path is no escape
 
 
 def _pairs(text: str) -> str:
@@ -305,8 +296,6 @@ def _scalar(word: str) -> Any:
         return _CONSTANTS[word.lower()]
     if len(word) <= 32:
         for kind in (int, float):
-            try:
+            with suppress(ValueError):
                 return kind(word)
-            except ValueError:
-                continue
     return word

@@ -98,9 +98,7 @@ def check_policy(policy: Policy, config: AgentConfig | None = None, schema: Memo
                 "server's tool parser, and turn thinking off with chat_template_kwargs={enable_thinking: false} or "
                 "raise max_new_tokens"
             )
-        return PolicyCheck(
-            policy.name, "endpoint", None, not problems, "server", "server", problems=tuple(problems), notes=()
-        )
+        return PolicyCheck(policy.name, "endpoint", None, not problems, "server", "server", problems=tuple(problems))
     return PolicyCheck(policy.name, "", True, True, "none", "hermes")
 
 
@@ -135,27 +133,17 @@ def _check_template(policy: Any, config: AgentConfig, schema: MemorySchema) -> P
             )
             # A memory that never fills its view works all the same.
             (problems if room + config.view_tokens < MIN_CHUNK_TOKENS else notes).append(message)
-    return PolicyCheck(
-        policy.name,
-        chat.family,
-        has_tools,
-        read_back,
-        chat.thinking,
-        form,
-        len(prompt),
-        room,
-        tuple(problems),
-        tuple(notes),
-    )
+    facts = (policy.name, chat.family, has_tools, read_back, chat.thinking, form, len(prompt), room)
+    return PolicyCheck(*facts, tuple(problems), tuple(notes))
 
 
-def _tool_names(config: AgentConfig, schema: MemorySchema) -> list[str]:
+def _tool_names(config: AgentConfig, schema: MemorySchema) -> Sequence[str]:
     """Return the texts that a prompt must hold to show its tools."""
     tools = load_tools(config.tools)
     if config.form == "lines":
         return [tool.line_shape() for tool in tools.values()]
     if config.prompt == "mem-alpha":
-        return [*mem_alpha.TOOL_NAMES]
+        return mem_alpha.TOOL_NAMES
     return [tool["function"]["name"] for tool in tool_schemas(schema, tools)]
 
 
@@ -163,16 +151,12 @@ def _reads_back(policy: Any, config: AgentConfig, schema: MemorySchema) -> bool:
     """Return True if two calls survive the writer's and the policy's own form, and the tokenizer."""
     calls = [(name, dict(arguments)) for name, arguments in _CALLS]
     calls[0][1]["category"] = schema.category_names[0]
-    is_native = config.form == "native"
+    is_native, chat, exact = config.form == "native", policy.chat, {"clean_up_tokenization_spaces": False}
     reply = format_calls([ToolCall(name, arguments) for name, arguments in calls], config.reply_form)
-    text = policy.chat.write_reply(reply) if is_native else reply
-    end = policy.chat.end_of_turn if policy.chat.reply_parser is not None else ""
-    reply = policy.tokenizer.decode(
-        _ids(policy, text + end), skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
-    read = parse_reply(
-        policy.chat.read_reply(reply, "", tool_schemas(schema), native_calls=is_native), config.reply_form
-    )
+    text = chat.write_reply(reply) if is_native else reply
+    ids = _ids(policy, text + (chat.end_of_turn if chat.reply_parser is not None else ""))
+    reply = policy.tokenizer.decode(ids, skip_special_tokens=False, **exact)
+    read = parse_reply(chat.read_reply(reply, "", tool_schemas(schema), native_calls=is_native), config.reply_form)
     return [(call.name, call.arguments) for call in read] == calls
 
 

@@ -15,6 +15,7 @@ Calls are written in one of three forms: `native` to the model's chat template, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, zip_longest
 from string import ascii_lowercase
 from typing import Any
 
@@ -313,11 +314,9 @@ def observe(
     recent = recent[: config.view_recent]
     related = memory.search(chunk.render(), config.view_related) if config.view_related else []
     by_id: dict[str, MemoryEntry] = {}
-    for number in range(max(len(related), len(recent))):
-        if number < len(related):
-            by_id.setdefault(related[number].entry.id, related[number].entry)
-        if number < len(recent):
-            by_id.setdefault(recent[number].id, recent[number])
+    for entry in chain.from_iterable(zip_longest((hit.entry for hit in related), recent)):
+        if entry is not None:
+            by_id.setdefault(entry.id, entry)
     ranked = list(by_id.values())
     if not _fits(core, ranked, config, count_tokens):
         core = _cut_core(core, config, count_tokens)
