@@ -86,37 +86,30 @@ def test_what_is_wrong_with_an_adapter_is_named(whole, tmp_path):
     def rewrite(**changes):
         (folder / "adapter_config.json").write_text(json.dumps({**config, **changes}))
 
-    rewrite(base_model_name_or_path=str(tmp_path / "gone"))
-    with pytest.raises(PolicyError, match=r"one holds a LoRA adapter for .*gone.*no policy at"):
-        load_policy(folder)
-    for name in (None, str(folder)):
-        rewrite(base_model_name_or_path=name)
-        with pytest.raises(PolicyError, match=r"adapter_config\.json: base_model_name_or_path is .* another policy"):
-            load_policy(folder)
+    def refused(message, name=folder):
+        with pytest.raises(PolicyError, match=message):
+            load_policy(name)
+
+    for changes, message in (
+        ({"base_model_name_or_path": str(tmp_path / "gone")}, r"one holds a LoRA adapter for .*gone.*no policy at"),
+        ({"base_model_name_or_path": None}, r"adapter_config\.json: base_model_name_or_path is .* another policy"),
+        ({"base_model_name_or_path": str(folder)}, r"config\.json: base_model_name_or_path is .* another policy"),
+        ({"r": 3}, "cannot merge the LoRA adapter"),
+        ({"target_modules": ["q_proj"]}, r"not those that adapter_config\.json asks for"),
+        ({"peft_type": "IA3"}, "LoRA"),
+    ):
+        rewrite(**changes)
+        refused(message)
     (folder / "adapter_config.json").write_text("{")
-    with pytest.raises(PolicyError, match=r"adapter_config\.json does not name the adapter's base"):
-        load_policy(folder)
-    rewrite(r=3)
-    with pytest.raises(PolicyError, match="cannot merge the LoRA adapter"):
-        load_policy(folder)
-    rewrite(target_modules=["q_proj"])
-    with pytest.raises(PolicyError, match=r"not those that adapter_config\.json asks for"):
-        load_policy(folder)
-    rewrite(peft_type="IA3")
-    with pytest.raises(PolicyError, match="LoRA"):
-        load_policy(folder)
+    refused(r"adapter_config\.json does not name the adapter's base")
     rewrite()
     (folder / "adapter_model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(PolicyError, match="cannot merge the LoRA adapter"):
-        load_policy(folder)
+    refused("cannot merge the LoRA adapter")
     (folder / "adapter_model.safetensors").unlink()
-    with pytest.raises(PolicyError, match="cannot merge the LoRA adapter"):
-        load_policy(folder)
+    refused("cannot merge the LoRA adapter")
     shutil.rmtree(folder)
-    with pytest.raises(PolicyError, match="no policy at"):
-        load_policy(folder)
-    with pytest.raises(PolicyError, match="policy '': name a policy: add_all"):
-        load_policy("")
+    refused("no policy at")
+    refused("policy '': name a policy: add_all", "")
 
 
 def run(monkeypatch, capsys, *words: object) -> tuple[object, str, str]:

@@ -160,15 +160,14 @@ def test_another_base_is_refused_by_name(adapter, base, tmp_path):
     with pytest.raises(PolicyError, match=rf"belongs to .*b179c9523d0e.*{other}' does not record .*'smol-base'"):
         load_policy("smol")
     (adapter / "adapter_config.json").write_text(json.dumps(config))
-    write_record(adapter, gguf_sha256="f" * 64)
-    with pytest.raises(PolicyError, match=r"belongs to .*ffffffffffff.* and 'smol-base' was made from b179c9523d0e"):
-        load_policy("smol")
-    write_record(adapter, memalpha_form="haiku")
-    with pytest.raises(PolicyError, match=r"memalpha_form 'haiku' .* is none of native, hermes, lines"):
-        load_policy("smol")
-    write_record(adapter, memalpha_sizes={"view_tokens": "256"})
-    with pytest.raises(PolicyError, match=r"memalpha_sizes .* numbers of tokens under view_tokens"):
-        load_policy("smol")
+    for changes, message in (
+        ({"gguf_sha256": "f" * 64}, r"belongs to .*ffffffffffff.* and 'smol-base' was made from b179c9523d0e"),
+        ({"memalpha_form": "haiku"}, r"memalpha_form 'haiku' .* is none of native, hermes, lines"),
+        ({"memalpha_sizes": {"view_tokens": "256"}}, r"memalpha_sizes .* numbers of tokens under view_tokens"),
+    ):
+        write_record(adapter, **changes)
+        with pytest.raises(PolicyError, match=message):
+            load_policy("smol")
     (adapter / "memalpha.json").write_text("{}")
     with pytest.raises(PolicyError, match=r"memalpha\.json lacks 'gguf_sha256'"):
         load_policy("smol")
