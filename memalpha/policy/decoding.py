@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,6 +113,7 @@ class _Row:
             self.thinking, self.most = False, len(self.ids) + self.request.max_new_tokens
 
 
+@dataclass(eq=False)
 class DecodingQueue:
     """Queue of a model's requests; see `base.SamplingQueue`.
 
@@ -131,32 +132,23 @@ class DecodingQueue:
         stop_repeats: end replies that repeat themselves (`ends_in_repeats`) as if they had no tokens left.
     """
 
-    def __init__(
-        self,
-        encode: Callable[[Sequence[SampleRequest]], list[list[int]]],
-        decode: Callable[[Sequence[CompletedIds]], list[str]],
-        make_rows: Callable[[], DecodingRows],
-        eos_ids: frozenset[int],
-        thought_end: ThoughtEnd | None = None,
-        *,
-        batch_rows: int,
-        batch_tokens: int,
-        stop_repeats: bool = False,
-    ) -> None:
-        self._encode = encode
-        self._decode = decode
-        self._make_rows = make_rows
-        self.eos_ids = eos_ids
-        self.thought_end = thought_end
-        self.batch_rows = batch_rows
-        self.batch_tokens = batch_tokens
-        self.stop_repeats = stop_repeats
+    encode: Callable[[Sequence[SampleRequest]], list[list[int]]]
+    decode: Callable[[Sequence[CompletedIds]], list[str]]
+    make_rows: Callable[[], DecodingRows]
+    eos_ids: frozenset[int]
+    thought_end: ThoughtEnd | None = None
+    _: KW_ONLY
+    batch_rows: int
+    batch_tokens: int
+    stop_repeats: bool = False
+
+    def __post_init__(self) -> None:
         self._submitted = 0
         self.close()
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[int]:
         """Add requests and return their tickets. Raises `PromptTooLong` if one is beyond the model; none is added."""
-        prompts = self._encode(requests) if requests else []
+        prompts = self.encode(requests) if requests else []
         tickets = list(range(self._submitted, self._submitted + len(requests)))
         self._submitted += len(requests)
         rows = [
@@ -184,7 +176,7 @@ class DecodingQueue:
             first = len(self._running) if count else 0
             if count:
                 if not self._running:
-                    self._rows = self._make_rows()
+                    self._rows = self.make_rows()
                 entering = [self._waiting.popleft() for _ in range(count)]
                 logits = self._rows.enter([row.prompt for row in entering], [row.limit for row in entering])
                 self._running += entering
@@ -234,7 +226,7 @@ class DecodingQueue:
         order = [index if index not in done else tail.pop() for index in range(len(order))]
         self._running = [self._running[index] for index in order]
         self._rows.keep(order)
-        texts = self._decode([CompletedIds(row.request, row.prompt, row.ids) for row in rows])
+        texts = self.decode([CompletedIds(row.request, row.prompt, row.ids) for row in rows])
         return [
             (
                 row.ticket,
