@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import RLock
 from types import NoneType
@@ -40,6 +41,8 @@ from memalpha.types import Chunk, Completion, Observation, Operation, SampleRequ
 
 T = TypeVar("T")
 Text = str | Chunk
+_JOINED = ("calls", "results", "operations", "problems")
+"""Fields of a turn that those of all parts of a chunk are joined in."""
 MAX_CHUNK_CHARACTERS = 4000
 """Maximum length in characters of chunks cut from a long text; same as in `memalpha read`."""
 
@@ -200,22 +203,15 @@ class MemoryAgent(ForkAware):
         """
         origin = _check_origin(timestamp, source, speaker, metadata)
         with self._turn:
-            if isinstance(chunk, str | Chunk):
-                parts = self.parts(chunk)
-            else:
-                parts, timestamp = self._message_chunks(chunk, timestamp), None
+            is_one = isinstance(chunk, str | Chunk)
+            parts = self.parts(chunk) if is_one else self._message_chunks(chunk, timestamp)
             turns = [self.apply(self.propose(part, timestamp=timestamp), **origin) for part in parts]
         if len(turns) == 1:
             return turns[0]
         if not turns:
             raise DataError("messages: no words of a user or an assistant: there is nothing to read")
-        return replace(
-            turns[-1],
-            calls=tuple(call for turn in turns for call in turn.calls),
-            results=tuple(result for turn in turns for result in turn.results),
-            operations=tuple(operation for turn in turns for operation in turn.operations),
-            problems=tuple(problem for turn in turns for problem in turn.problems),
-        )
+        parts = {name: [getattr(turn, name) for turn in turns] for name in _JOINED}
+        return replace(turns[-1], **{name: tuple(chain.from_iterable(values)) for name, values in parts.items()})
 
     def with_store(self, store: Memory) -> MemoryAgent:
         """Return an agent with the same policy, settings and reader for another memory."""

@@ -37,25 +37,6 @@ MAX_ERRORS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class ReadingSettings:
-    """Settings of every worker.
-
-    Attributes:
-        store: File or PostgreSQL URL of the store.
-        policy: Name of the writer, for `load_policy`.
-        config: Prompts of the writer.
-        schema: Categories of a new store.
-        embedder: Embedder of a new store, or of an existing one that records a model.
-    """
-
-    store: str
-    policy: str
-    config: AgentConfig
-    schema: str | None = None
-    embedder: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ConversationLine:
     """Job of a worker: one line of the task file.
 
@@ -173,7 +154,9 @@ def read_conversations(
     if not 0 <= index < count:
         raise ConfigError(f"shard {index}/{count}: 0/{count} to {count - 1}/{count} are needed")
     location = str(store) if is_url(store) else str(Path(store).absolute())  # workers may have another current folder
-    settings = ReadingSettings(location, policy, config or AgentConfig(), schema, embedder)
+    # Whatever a power failure loses is read again.
+    open_store = partial(open_database, location, schema, embedder, durability="normal", clock=system_clock)
+    worker = partial(start_reading, open_store, policy, config or AgentConfig(), schema)
     summary = ReadingSummary()
 
     def record(result: ConversationResult) -> None:
@@ -184,8 +167,8 @@ def read_conversations(
 
     def pending() -> Iterator[ConversationLine]:
         """Create the store, once the first worker has loaded the policy, and yield what it lacks."""
-        with ExitStack() as files:
-            database, _, schema = _open_store(settings, files, create=True)
+        database, schema, _ = open_store(create=True)
+        with closing(database):
             for item in _iterate_shard(Path(tasks), index, count):
                 if isinstance(item, ConversationResult):
                     record(item)
@@ -196,7 +179,7 @@ def read_conversations(
                 if summary.stopped:
                     return
 
-    with closing(run_jobs(partial(start_reading, settings), pending(), pool)) as results:
+    with closing(run_jobs(worker, pending(), pool)) as results:
         for line, result in results:
             if isinstance(result, Killed):
                 result = ConversationResult(line.task, "failed", error=f"{line.location}: {result.reason}")
@@ -216,8 +199,9 @@ def _iterate_shard(path: Path, index: int, count: int) -> Iterator[ConversationL
     task_ids: set[str] = set()
     for number, raw in iterate_lines(path):
         location = f"{path}:{number}"
-        task = _task_id(raw)
-        if task is None:
+        value = parse_json_or_none(raw)
+        task = value.get("id") if isinstance(value, dict) else None
+        if not isinstance(task, str) or not task:
             try:
                 parse_task(raw, location)
             except DataError as error:
@@ -232,41 +216,30 @@ def _iterate_shard(path: Path, index: int, count: int) -> Iterator[ConversationL
             yield ConversationLine(task, location, raw)
 
 
-def _task_id(raw: bytes) -> str | None:
-    value = parse_json_or_none(raw)
-    task = value.get("id") if isinstance(value, dict) else None
-    return task if isinstance(task, str) and task else None
-
-
-def _open_store(settings: ReadingSettings, files: ExitStack, *, create: bool) -> tuple[Any, Any, Any]:
-    """Return database, embedder and schema; `files` closes the database."""
-    # Whatever a power failure loses is read again.
-    database, schema, embedder = open_database(
-        settings.store, settings.schema, settings.embedder, create=create, durability="normal", clock=system_clock
-    )
-    files.callback(database.close)
-    return database, embedder, schema
-
-
 @contextmanager
-def start_reading(settings: ReadingSettings) -> Iterator[Callable[[ConversationLine], ConversationResult]]:
+def start_reading(
+    open_store: Callable[[], tuple[Any, Any, Any]], policy_name: str, config: AgentConfig, schema_name: str | None
+) -> Iterator[Callable[[ConversationLine], ConversationResult]]:
     """Load the writer and yield the function that reads one conversation.
 
     The store is opened by the first conversation: before that the parent may yet have to create it.
 
     Args:
-        settings: Writer and store.
+        open_store: Returns the database, its schema and its embedder.
+        policy_name: Name of the writer, for `load_policy`.
+        config: Prompts of the writer.
+        schema_name: Categories of a new store.
 
     Raises:
         ConfigError: The writer cannot use its settings.
         PolicyError: The policy cannot be loaded.
     """
-    policy = load_policy(settings.policy)
-    config = prompted_config(settings.config, policy, settings.schema)
+    policy = load_policy(policy_name)
+    config = prompted_config(config, policy, schema_name)
 
     def read(line: ConversationLine) -> ConversationResult:
         """Read one conversation into RAM and write it in one transaction."""
-        database, embedder, schema = open_once()
+        database, schema, embedder = open_once()
         operations: list[Operation] = []
         failed_calls, unread, location = 0, 0, line.location
         try:
@@ -287,5 +260,11 @@ def start_reading(settings: ReadingSettings) -> Iterator[Callable[[ConversationL
         return ConversationResult(task.id, "read", len(task.chunks), len(operations), failed_calls, unread)
 
     with ExitStack() as files:
-        open_once = cache(lambda: _open_store(settings, files, create=False))
+
+        @cache
+        def open_once() -> tuple[Any, Any, Any]:
+            opened = open_store()
+            files.enter_context(closing(opened[0]))
+            return opened
+
         yield read
