@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 
@@ -65,17 +65,14 @@ def test_the_least_recently_used_reply_is_dropped():
 def test_threads_may_share_a_cache():
     cache, wrong = ReplyCache(counting(), max_replies=8), []
 
-    def ask():
+    def ask(_):
         for number in range(300):
             (reply,) = cache.ask([request("x" * (number % 20))])
             if reply.text != str(number % 20):
                 wrong.append(number)
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
     assert not wrong and cache.requests == 1200 and len(cache) <= 8
 
 

@@ -30,12 +30,12 @@ def made(pooling="last", objectives=("reward",), tokenizer=None):
 
 
 @pytest.mark.parametrize("pooling", ["last", "mean", "attention"])
-def test_a_score_does_not_depend_on_the_batch(pooling):
+def test_a_score_does_not_depend_on_the_batch(pooling, monkeypatch):
     model = made(pooling)
     alone = [model.score([prompt], [reply])[0] for prompt, reply in zip(PROMPTS, REPLIES, strict=True)]
     assert len({round(value, 3) for value in alone}) == len(alone)
     assert model.score(PROMPTS, REPLIES) == pytest.approx(alone, abs=1e-6)
-    model.batch_tokens = 300
+    monkeypatch.setattr("memalpha.policy.reward_model.BATCH_TOKENS", 300)
     assert model.score(PROMPTS[::-1], REPLIES[::-1]) == pytest.approx(alone[::-1], abs=1e-6)
     assert model.score([], []) == []
     assert model.score(PROMPTS[:1] * 3, REPLIES[:1] * 3) == pytest.approx(alone[:1] * 3, abs=1e-6)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
 
@@ -53,11 +54,6 @@ def client_of(server: HostileServer, *, clock: Clock | None = None, **settings) 
 
 def ask(text: str, **more) -> SampleRequest:
     return SampleRequest(({"role": "user", "content": text},), **{"max_new_tokens": 16, **more})
-
-
-def patience(fault: str) -> float:
-    """Seconds for a try: none of the others may run out of them on a busy machine."""
-    return 1.0 if fault == "hang" else 30.0
 
 
 def texts(replies) -> list[str]:
@@ -106,7 +102,8 @@ def test_every_item_is_answered_once_whatever_the_server_does(tmp_path):
 def test_a_server_that_stays_down_ends_the_batch_and_keeps_what_is_done(fault, tmp_path):
     cache = tmp_path / "a.sqlite"
     with HostileServer(fault=lambda prompt, nth: fault if prompt == "bad" else None) as server:
-        client = client_of(server, timeout=patience(fault), retries=1, concurrency=1, cache=cache)
+        timeout = 1.0 if fault == "hang" else 30.0  # none of the others may run out of it on a busy machine
+        client = client_of(server, timeout=timeout, retries=1, concurrency=1, cache=cache)
         with pytest.raises(PolicyError, match=r"gave no answer in 2 tries, the last: .*a\.sqlite"):
             client.sample([ask(text) for text in ("one", "two", "bad", "four")])
         assert server.seen["bad"] == 2 and "four" not in server.seen, "nothing more is sent to a server that is down"
@@ -253,16 +250,9 @@ def test_equal_requests_under_way_are_asked_once():
 def test_from_many_threads_and_inside_a_running_loop():
     with HostileServer() as server:
         client = client_of(server)
-        found = {}
-        threads = [
-            threading.Thread(target=lambda n=n: found.update({n: texts(client.sample([ask("x"), ask(str(n))]))}))
-            for n in range(8)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == {n: ["echo x", f"echo {n}"] for n in range(8)}
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda n: texts(client.sample([ask("x"), ask(str(n))])), range(8)))
+        assert found == [["echo x", f"echo {n}"] for n in range(8)]
 
         async def inside():
             return texts(client.sample([ask("within")]))

