@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.formats.files import CHUNK_TOKENS, build_task, pack_turns
+from memalpha.tasks.formats.files import CHUNK_TOKENS, build_task, pack_turns, require_field
 from memalpha.types import Chunk, Question, SpeakerTurn, Task, parse_iso_time
 
 CHUNK = CHUNK_TOKENS * 4
@@ -250,6 +250,39 @@ def parse_answers(value: Any, location: str) -> tuple[str, ...]:
     if not answers:
         raise DataError(f"{location}: an answer is needed, a text or a number, and this is {value!r}")
     return tuple(answers)
+
+
+def read_question(
+    item: Any,
+    id: str,
+    location: str,
+    meta: dict[str, Any],
+    *,
+    abstains: bool = False,
+    keys: tuple[str, str] = ("question", "answer"),
+    evidence: tuple[str, ...] = (),
+    **fields: Any,
+) -> Question:
+    """Return the question in a JSON object.
+
+    Args:
+        item: Parsed JSON value.
+        id: Id of the question.
+        location: Place that an error names.
+        meta: Meta of the question.
+        abstains: The right answer is to abstain; the official reply is kept in `meta["refused"]`.
+        keys: Keys of the question and of its answers.
+        evidence: Ids of the turns that hold the answer.
+        **fields: Further fields of the question.
+
+    Raises:
+        DataError: `item` is no object, or the question or its answer is missing.
+    """
+    text = require_field(item, keys[0], str, location)
+    answers = parse_answers(item.get(keys[1]), f"{location}: field {keys[1]!r}")
+    if abstains:
+        meta, answers, evidence = {**meta, "refused": answers[0]}, (), ()
+    return Question(id=id, question=text, answers=answers, evidence=evidence, meta=meta, **fields)
 
 
 def _flatten(value: Any, location: str) -> Iterator[str]:

@@ -195,10 +195,8 @@ class _TrainingMatches:
         self.keys, self.key_index = np.unique(np.concatenate([np.empty(0, np.uint64), *grams]), return_inverse=True)
         self.counts = np.zeros(len(self.keys), np.int64)
         self.ngram_sources: dict[int, tuple[str, str]] = {}
-        """First training source of an n-gram and its text; the next three likewise by text number."""
-        self.training_questions: dict[int, tuple[str, str]] = {}
-        self.training_passages: dict[int, tuple[str, str]] = {}
-        self.containing_texts: dict[int, tuple[str, str]] = {}
+        """First training source of an n-gram and its text; in `sources` by reason and text number."""
+        self.sources: dict[str, dict[int, tuple[str, str]]] = {"question": {}, "said": {}, "within": {}}
         self._short: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         """Questions of fewer than n words by length: sorted hashes, and their text numbers."""
         for size in range(WITHIN, n):
@@ -228,8 +226,7 @@ class _TrainingMatches:
                 self.sizes["words"] += len(words)
             key, entry = words.tobytes(), (f"{task.id}, {source}", text)
             if key in self._numbers:
-                sources = self.training_questions if kind == "questions" else self.training_passages
-                sources.setdefault(self._numbers[key], entry)
+                self.sources["question" if kind == "questions" else "said"].setdefault(self._numbers[key], entry)
             # A repeated text (an example of several tasks) counts once.
             digest = blake2b(key, digest_size=16).digest()
             if len(words) >= self._shortest and not is_line and digest not in self._digests:
@@ -249,7 +246,7 @@ class _TrainingMatches:
             for hit in self._hits(keys, words, unit, size, len(units)).tolist():
                 text_index, unit_index = divmod(hit, len(units))
                 if lengths[unit_index] > size:  # equal lengths: the texts are equal
-                    self.containing_texts.setdefault(int(numbers[text_index]), locations[unit_index])
+                    self.sources["within"].setdefault(int(numbers[text_index]), locations[unit_index])
 
     @staticmethod
     def _hits(keys: np.ndarray, words: np.ndarray, unit: np.ndarray, n: int, units: int) -> np.ndarray:
@@ -287,10 +284,8 @@ def _report(
     ngrams: dict[int, tuple[str, str]] = {}  # text -> the source of its first leaked n-gram
     for owner, gram in zip(matches.owners[is_leak].tolist(), matches.key_index[is_leak].tolist(), strict=True):
         ngrams.setdefault(owner, matches.ngram_sources[gram])
-    whole = {number: source for number, source in matches.training_passages.items() if len(texts.words[number]) >= n}
-    sources = {"question": matches.training_questions, "said": matches.training_passages}
-    sources |= {"within": matches.containing_texts, "question n-gram": ngrams}
-    sources |= {"passage": whole, "passage n-gram": ngrams}
+    whole = {number: source for number, source in matches.sources["said"].items() if len(texts.words[number]) >= n}
+    sources = matches.sources | {"question n-gram": ngrams, "passage": whole, "passage n-gram": ngrams}
     cited = {number for _, _, _, passage_numbers in test_questions for number in passage_numbers}
     questions_with: dict[tuple[str, ...], list[str]] = {LEAKED: [], INSIDE: [], RESTING: []}
     reasons: dict[str, int] = dict.fromkeys(REASONS, 0)

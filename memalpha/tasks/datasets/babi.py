@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import count, permutations
+from itertools import permutations
 from pathlib import Path
 from random import Random
 from typing import Literal, NamedTuple
@@ -280,15 +280,13 @@ def read_file(path: Path, task: int) -> tuple[Story, ...]:
             # A list of things has any order. An answer that does not follow from the statements is refused.
             question, answer, evidence = fields[0], ", ".join(fields[1].split(",")), tuple(map(int, fields[2].split()))
             if not {line for line, _ in statements}.issuperset(evidence):
-                raise DataError(
-                    f"{location}: supporting lines {fields[2]!r} are not all statements before it in the story"
-                )
+                problem = f"supporting lines {fields[2]!r} are not all statements before it in the story"
+                raise DataError(f"{location}: {problem}")
             reply = world.ask(question)
             if reply is None or answer not in reply.answers:
                 derived = "nothing follows" if reply is None else f"{reply.answers[0]!r} follows"
-                raise DataError(
-                    f"{location}: the answer to {question!r} is given as {answer!r}, but {derived} from the statements"
-                )
+                problem = f"the answer to {question!r} is given as {answer!r}, but {derived} from the statements"
+                raise DataError(f"{location}: {problem}")
             questions.append(StoryQuestion(line_number, question, answer, evidence))
         except UnreadableStatement as error:
             raise DataError(f"{location}: {error}") from error
@@ -316,12 +314,11 @@ def stories(config: BabiConfig, split: Split) -> tuple[Story, ...]:
 @lru_cache(maxsize=64)
 def _read_official(task: int, file_split: str, folder: str | None) -> tuple[Story, ...]:
     root = Path(folder) if folder is not None else Path(__file__).parents[2] / "data" / "babi"
-    paths = [*root.glob(f"qa{task}_*_{file_split}.txt"), *root.glob(f"qa{task}_*_{file_split}.txt.gz")]
+    name = f"qa{task}_*_{file_split}.txt"
+    paths = [*root.glob(name), *root.glob(f"{name}.gz")]
     if len(paths) != 1:
-        raise DataError(
-            f"babi: {len(paths)} files qa{task}_*_{file_split}.txt (or .txt.gz) in {root}: give the folder of the "
-            "official English files (tasks_1-20_v1-2/en)"
-        )
+        needed = "give the folder of the official English files (tasks_1-20_v1-2/en)"
+        raise DataError(f"babi: {len(paths)} files {name} (or .txt.gz) in {root}: {needed}")
     return read_file(paths[0], task)
 
 
@@ -418,7 +415,7 @@ def weave(stream_stories: Sequence[Story], rng: Random, task_id: str) -> Task:
         if any(list(kinds.values()).count(kind) > len(pool) for kind, pool in pools.items()):
             raise DataError(f"babi: stories={len(stream_stories)} need more names of people or things than there are")
         names.append({word: pools[kind].pop() for word, kind in kinds.items()})
-    readers = [_StoryReader(*item) for item in zip(count(), stream_stories, names, strict=False)]
+    readers = [_StoryReader(number, *item) for number, item in enumerate(zip(stream_stories, names, strict=True))]
     chunks, questions, operations = list[Chunk](), list[Question](), list[GoldOperation]()
     while running := [reader for reader in readers if reader.pieces][:CONCURRENT_STORIES]:
         index, turns = len(chunks), list[SpeakerTurn]()
@@ -430,10 +427,8 @@ def weave(stream_stories: Sequence[Story], rng: Random, task_id: str) -> Task:
         chunks.append(Chunk(turns=tuple(turns), index=index))
     for reader in readers:
         questions += reader.repeated_questions(rng, len(chunks) - 1)
-    meta = {"stories": [story.name for story in stream_stories], "names": names}
-    return Task(
-        id=task_id, chunks=tuple(chunks), questions=tuple(questions), gold_operations=tuple(operations), meta=meta
-    )
+    meta, gold = {"stories": [story.name for story in stream_stories], "names": names}, tuple(operations)
+    return Task(id=task_id, chunks=tuple(chunks), questions=tuple(questions), gold_operations=gold, meta=meta)
 
 
 class _StoryReader:

@@ -112,20 +112,15 @@ def _questions(row: Mapping[str, Any], builder: TaskBuilder, location: str) -> I
             if gold is None or not rubric:
                 raise DataError(f"{item_location}: a rubric and one of {', '.join(ANSWERS)} are needed")
             meta: dict[str, Any] = {"metric": "rubric", "rubric": [str(point) for point in rubric]}
-            if abstain := ability == "abstention":
-                meta["refused"] = gold
+            text, answers = require_field(item, "question", str, item_location), (gold,)
             sources = item.get("source_chat_ids", item.get("conversation_sessions"))
             evidence, unknown = builder.resolve_evidence(dict.fromkeys(f"m{id}" for id in _ids(sources)))
+            if ability == "abstention":
+                meta["refused"], answers, evidence = gold, (), ()
             if unknown:
                 meta["unknown_evidence"] = unknown
-            yield Question(
-                id=f"{ability}_{n}",
-                question=require_field(item, "question", str, item_location),
-                answers=() if abstain else (gold,),
-                category=ability,
-                evidence=() if abstain else evidence,
-                meta=meta,
-            )
+            id = f"{ability}_{n}"
+            yield Question(id=id, question=text, answers=answers, category=ability, evidence=evidence, meta=meta)
 
 
 def _ids(value: Any) -> Iterator[int]:

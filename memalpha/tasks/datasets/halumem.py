@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_iso_time, require_objects, to_iso_time
+from memalpha.tasks.chunking import TaskBuilder, read_question, require_iso_time, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.formats.files import find_file, iter_json_lines, read_turn, require_field
 from memalpha.types import GoldOperation, Question, Task
@@ -49,9 +49,8 @@ def _task(user: Any, location: str) -> Task:
     interference: list[list[Any]] = []
     live: dict[str, str] = {}  # content → category of the facts that hold now
     questions: list[Question] = []
-    for number, session in enumerate(
-        require_objects(require_field(user, "sessions", list, location), f"{location}: sessions")
-    ):
+    sessions = require_objects(require_field(user, "sessions", list, location), f"{location}: sessions")
+    for number, session in enumerate(sessions):
         session_location = f"{location}: session {number}"
         start = require_iso_time(session.get("start_time"), f"{session_location}: start_time")
         dialogue_location = f"{session_location}: dialogue"
@@ -103,20 +102,12 @@ def _operations(point: Mapping[str, Any], chunk: int, live: dict[str, str], loca
 
 def _question(item: Any, number: int, chunk: int, location: str) -> Question:
     kind = require_field(item, "question_type", str, location)
-    answers = parse_answers(item.get("answer"), f"{location}: field 'answer'")
-    meta: dict[str, Any] = {
+    meta = {
         "metric": DATA.metric,
         "benchmark": "halumem",
         "memories": [str(point.get("memory_content", "")) for point in require_objects(item.get("evidence"), location)],
         "difficulty": item.get("difficulty", ""),
     }
-    if kind == BOUNDARY:
-        meta["refused"] = answers[0]
-    return Question(
-        id=f"q{number}",
-        question=require_field(item, "question", str, location),
-        answers=() if kind == BOUNDARY else answers,
-        category=kind,
-        asked_after_chunk=chunk,
-        meta=meta,
+    return read_question(
+        item, f"q{number}", location, meta, abstains=kind == BOUNDARY, category=kind, asked_after_chunk=chunk
     )

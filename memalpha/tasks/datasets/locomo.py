@@ -179,11 +179,5 @@ def _question(item: Mapping[str, Any], id: str, category: str, turn_ids: set[str
         meta["adversarial_answer"] = str(item.get("adversarial_answer", ""))
     else:
         answers = (str(require_field(item, "answer", (str, int, float), location)),)
-    return Question(
-        id=id,
-        question=require_field(item, "question", str, location),
-        answers=answers,
-        category=category,
-        evidence=tuple(turn for turn in evidence if turn in turn_ids),
-        meta=meta,
-    )
+    text, cited = require_field(item, "question", str, location), tuple(turn for turn in evidence if turn in turn_ids)
+    return Question(id=id, question=text, answers=answers, category=category, evidence=cited, meta=meta)

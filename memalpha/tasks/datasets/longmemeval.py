@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_iso_time, require_objects
+from memalpha.tasks.chunking import TaskBuilder, read_question, require_iso_time, require_objects
 from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.formats.files import find_file, iter_json_array, read_turn, require_field
-from memalpha.types import Question, Task
+from memalpha.types import Task
 
 DATA = shipped_card("longmemeval")
 
@@ -51,23 +51,14 @@ def _task(item: Any, location: str) -> Task:
             if turn.get("has_answer") and speaker_turns[-1].text.strip():
                 answering_turns.append(turn_id)
         builder.add_session(speaker_turns, date)
-    abstain = "_abs" in id
-    answers = parse_answers(item.get("answer"), f"{location}: field 'answer'")
-    meta: dict[str, Any] = {
+    category = require_field(item, "question_type", str, location)
+    evidence, _ = builder.resolve_evidence(answering_turns)
+    meta = {
         "metric": DATA.metric,
         "date": require_iso_time(item.get("question_date"), f"{location}: field 'question_date'"),
         "answer_session_ids": [str(id) for id in require_field(item, "answer_session_ids", list, location)],
     }
-    if abstain:
-        meta["refused"] = answers[0]
-    question = Question(
-        id=id,
-        question=require_field(item, "question", str, location),
-        answers=() if abstain else answers,
-        category=require_field(item, "question_type", str, location),
-        evidence=() if abstain else builder.resolve_evidence(answering_turns)[0],
-        meta=meta,
-    )
+    question = read_question(item, id, location, meta, abstains="_abs" in id, evidence=evidence, category=category)
     return builder.build(id, [question], location)
 
 

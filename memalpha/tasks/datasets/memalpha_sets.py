@@ -62,17 +62,7 @@ def load_memalpha_mab(path: Path, variant: str | None = None, limit: int | None 
 
 
 def _rows(path: Path, dataset: DataSet, variant: str | None, source: str) -> Iterator[Task]:
-    """Yield one row at a time.
-
-    Args:
-        path: Folder or Parquet file.
-        dataset: `memalpha` or `memalpha_mab`.
-        variant: "test" or "train".
-        source: Beginning of the source; "" takes all rows.
-
-    Raises:
-        DataError: The file does not fit; the message names file, row and field.
-    """
+    """Yield the rows whose source begins with `source`. Raises `DataError` naming file, row and field."""
     file = find_file(path, dataset.files_for(variant)[0].path)
     columns = ("instance_id", "chunks", "questions_and_answers", "data_source", "metadata")
     count: Counter[str] = Counter()
@@ -100,15 +90,8 @@ def _task(row: Mapping[str, Any], source: str, id: str, location: str) -> Task:
         text, meta = require_field(item, "question", str, item_location), dict[str, Any](metric=metric)
         if (index := item.get("evidence_idx")) is not None:
             meta["evidence_chunks"] = index if isinstance(index, list) else [index]
-        questions.append(
-            Question(
-                id=f"q{n}",
-                question=text,
-                answers=parse_answers(item.get("answer", item.get("answers")), f"{item_location}: field 'answer'"),
-                category=source,
-                meta=meta,
-            )
-        )
+        answers = parse_answers(item.get("answer", item.get("answers")), f"{item_location}: field 'answer'")
+        questions.append(Question(id=f"q{n}", question=text, answers=answers, category=source, meta=meta))
     return builder.build(id, questions, location, meta={"source": source})
 
 

@@ -114,13 +114,9 @@ def _questions(
         evidence = [id for text in _answering_texts(haystacks[n]) for id in ids_by_text.get(text, ())]
         if "_abs" in str(ids[n] or ""):
             question_meta["refused"], answers, evidence = answers[0], (), []
+        category, cited = str(types[n] or "") or meta["source"], tuple(dict.fromkeys(evidence))
         yield Question(
-            id=f"q{n}",
-            question=str(question),
-            answers=answers,
-            category=str(types[n] or "") or row["metadata"]["source"],
-            evidence=tuple(dict.fromkeys(evidence)),
-            meta=question_meta,
+            id=f"q{n}", question=str(question), answers=answers, category=category, evidence=cited, meta=question_meta
         )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_objects, to_iso_time
+from memalpha.tasks.chunking import TaskBuilder, read_question, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.formats.files import find_sibling, parse_python, read_json, require_field, require_items
 from memalpha.types import Question, SpeakerTurn, Task
@@ -119,14 +119,8 @@ def _questions(
                 meta["unknown_evidence"] = unknown
             if anchors := require_objects(item.get("Memory Anchors"), f"{item_location}: Memory Anchors"):
                 meta["anchors"] = [key for anchor in anchors for key in anchor]
-            yield Question(
-                id=f"{prefix}{n}",
-                question=require_field(item, "Question", str, item_location),
-                answers=parse_answers(item.get("Answer"), f"{item_location}: field 'Answer'"),
-                category=kind,
-                evidence=evidence,
-                meta=meta,
-            )
+            keys = ("Question", "Answer")
+            yield read_question(item, f"{prefix}{n}", item_location, meta, keys=keys, evidence=evidence, category=kind)
 
 
 def _question_items(section: Any, location: str) -> Iterator[Mapping[str, Any]]:

@@ -150,14 +150,9 @@ def _question(
     id: str, text: str, choices: dict[str, str], letter: str, category: str | None, meta: dict[str, Any], **fields: Any
 ) -> Question:
     """Build a question with choices; `letter` is the right one."""
-    return Question(
-        id=id,
-        question=text,
-        answers=(f"({letter}) {choices[letter]}",),
-        category=category,
-        meta={"metric": "choice", "choices": choices, "choice": letter, **meta},
-        **fields,
-    )
+    answers = (f"({letter}) {choices[letter]}",)
+    meta = {"metric": "choice", "choices": choices, "choice": letter, **meta}
+    return Question(id=id, question=text, answers=answers, category=category, meta=meta, **fields)
 
 
 def _history(messages: list[Any], rows: list[tuple[str, dict[str, str]]], file: Path, size: str) -> Task:
@@ -253,11 +248,8 @@ def load_personamem_snippets(
         DataError: The file does not fit (the message names file, line and field), or has one persona only.
     """
     file = find_file(path, _SNIPPETS.files_for(variant)[0].path)
-    rows = [
-        row
-        for n, (location, values) in enumerate(files.iter_csv_rows(file))
-        if (row := _row(values, n, location)).messages
-    ]
+    every = [_row(values, n, location) for n, (location, values) in enumerate(files.iter_csv_rows(file))]
+    rows = [row for row in every if row.messages]
     if not rows:
         raise DataError(f"{file}: no row has a related_conversation_snippet")
     ring = list(rows)
@@ -290,10 +282,9 @@ def _snippet_task(row: _Row, ring: list[_Row], max_others: int, seed: int) -> Ta
     mixed = [row, *chosen_rows.values()]
     rng.shuffle(mixed)
     builder = TaskBuilder()
-    for index, (_, _, _, messages, _) in enumerate(mixed):
-        builder.add_session(
-            SpeakerTurn(speaker=who, text=said, id=f"s{index}:{n}") for n, (who, said) in enumerate(messages)
-        )
+    for index, mixed_row in enumerate(mixed):
+        messages = enumerate(mixed_row.messages)
+        builder.add_session(SpeakerTurn(speaker=who, text=said, id=f"s{index}:{n}") for n, (who, said) in messages)
     position = mixed.index(row)
     related = [f"s{position}:{n}" for n, (_, said) in enumerate(row.messages) if said.strip()]
     text, choices, letter = _shuffle_choices(row.values, f"{seed} {row.number}", row.location)

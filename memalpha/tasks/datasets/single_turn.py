@@ -24,6 +24,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import date, timedelta
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -44,6 +45,7 @@ _TREC_LINE = re.compile(r"(?P<fine>(?P<coarse>[^\s:]+):\S*) (?P<text>.+)")
 
 Sentences = list[tuple[str, str]]
 """Pairs of a sentence and the name of its label."""
+Loader = Callable[..., list[Task]]
 
 
 DATA = tuple(map(shipped_card, ("squad", "xquad", "banking77", "clinc150", "nlu", "trec", "booksum")))
@@ -52,50 +54,30 @@ _CARDS = {dataset.name: dataset for dataset in DATA}
 # ------------------------------------------------------------------------------------------------------------ passages
 
 
-def load_squad(
-    path: Path, variant: str | None = None, limit: int | None = None, *, paragraphs: Count = 24
-) -> list[Task]:
-    """Load tasks of SQuAD.
+def _passage_loader(card: DataSet) -> Loader:
+    def load(path: Path, variant: str | None = None, limit: int | None = None, *, paragraphs: Count = 24) -> list[Task]:
+        """Load tasks of SQuAD or XQuAD.
 
-    Args:
-        path: Official file, or its folder.
-        variant: Official file by split and version, such as "dev-v1.1".
-        limit: Return the first `limit` tasks only.
-        paragraphs: Paragraphs of a task.
+        Args:
+            path: Official file, or its folder.
+            variant: Official file of SQuAD by split and version, such as "dev-v1.1"; language of XQuAD, such as "de".
+            limit: Return the first `limit` tasks only.
+            paragraphs: Paragraphs of a task.
 
-    Raises:
-        DataError: The file does not fit; the message names file, location and field.
-    """
-    return _passage_tasks(_CARDS["squad"], path, variant, limit, paragraphs)
+        Raises:
+            DataError: The file does not fit; the message names file, location and field.
+        """
+        file = find_file(path, card.files_for(variant)[0].path)
+        articles = require_field(files.read_json(file), "data", list, str(file))
+        passages = list(_passages(require_items(articles, "articles", f"{file}: data"), str(file)))
+        tasks: list[Task] = []
+        for start in range(0, len(passages), paragraphs)[:limit]:
+            turns, questions = zip(*passages[start : start + paragraphs], strict=True)
+            chunks, id = tuple(files.pack_turns(turns)), f"{card.name}-{len(tasks)}"
+            tasks.append(files.build_task(str(file), id=id, chunks=chunks, questions=tuple(chain(*questions))))
+        return tasks
 
-
-def load_xquad(
-    path: Path, variant: str | None = None, limit: int | None = None, *, paragraphs: Count = 24
-) -> list[Task]:
-    """Load tasks of XQuAD.
-
-    Args:
-        path: Official file, or its folder.
-        variant: Language, such as "de".
-        limit: Return the first `limit` tasks only.
-        paragraphs: Paragraphs of a task.
-
-    Raises:
-        DataError: The file does not fit; the message names file, location and field.
-    """
-    return _passage_tasks(_CARDS["xquad"], path, variant, limit, paragraphs)
-
-
-def _passage_tasks(card: DataSet, path: Path, variant: str | None, limit: int | None, paragraphs: int) -> list[Task]:
-    file = find_file(path, card.files_for(variant)[0].path)
-    articles = require_field(files.read_json(file), "data", list, str(file))
-    passages = list(_passages(require_items(articles, "articles", f"{file}: data"), str(file)))
-    tasks: list[Task] = []
-    for start in range(0, len(passages), paragraphs)[:limit]:
-        turns, questions = zip(*passages[start : start + paragraphs], strict=True)
-        chunks, questions = tuple(files.pack_turns(turns)), tuple(question for part in questions for question in part)
-        tasks.append(files.build_task(str(file), id=f"{card.name}-{len(tasks)}", chunks=chunks, questions=questions))
-    return tasks
+    return load
 
 
 def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, list[Question]]]:
@@ -112,20 +94,22 @@ def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, lis
                 impossible = question.get("is_impossible", False)
                 if bool(texts) == impossible:
                     raise DataError(f"{place}: {'answers to an impossible question' if impossible else 'no answer'}")
+                category, evidence = ("unanswerable", ()) if impossible else ("extraction", (f"{a}:{p}",))
+                text, answers = require_field(question, "question", str, place).strip(), tuple(dict.fromkeys(texts))
+                meta = {"metric": "squad-f1"}
                 questions.append(
-                    Question(
-                        id=id,
-                        question=require_field(question, "question", str, place).strip(),
-                        answers=tuple(dict.fromkeys(texts)),
-                        category="unanswerable" if impossible else "extraction",
-                        evidence=() if impossible else (f"{a}:{p}",),
-                        meta={"metric": "squad-f1"},
-                    )
+                    Question(id=id, question=text, answers=answers, category=category, evidence=evidence, meta=meta)
                 )
             yield turn, questions
 
 
+load_squad, load_xquad = map(_passage_loader, DATA[:2])
+
 # -------------------------------------------------------------------------------------------------------------- labels
+
+
+def _read_banking77(path: Path, variant: str | None) -> list[Sentences]:
+    return [_read_csv(find_sibling(path, file.path), ",", "text", "category") for file in _CARDS["banking77"].files]
 
 
 def _read_clinc150(path: Path, variant: str | None) -> list[Sentences]:
@@ -176,7 +160,7 @@ def _read_csv(file: Path, separator: str, text: str, *label: str) -> Sentences:
     return sentences
 
 
-def _label_loader(name: str, read: Callable[[Path, str | None], list[Sentences]]) -> Callable[..., list[Task]]:
+def _label_loader(name: str, read: Callable[[Path, str | None], list[Sentences]]) -> Loader:
     """Return the loader of a labelled set; `read` returns its training and its test sentences."""
 
     def load(
@@ -249,12 +233,7 @@ def _label_loader(name: str, read: Callable[[Path, str | None], list[Sentences]]
     return load
 
 
-load_banking77 = _label_loader(
-    "banking77",
-    lambda path, variant: [
-        _read_csv(find_sibling(path, file.path), ",", "text", "category") for file in _CARDS["banking77"].files
-    ],
-)
+load_banking77 = _label_loader("banking77", _read_banking77)
 load_clinc150 = _label_loader("clinc150", _read_clinc150)
 load_nlu = _label_loader("nlu", _read_nlu)
 load_trec = _label_loader("trec", _read_trec)
@@ -301,12 +280,10 @@ def load_booksum(
         if not pieces or not any(summaries) or not min_chunks <= len(pieces) <= max_chunks:
             continue
         days = [(date(2024, 1, 1) + timedelta(days=n)).isoformat() for n in range(len(pieces))]
+        request = f"Summarize what I read in the book from {days[0]} to {days[-1]}."
+        answers = tuple(filter(None, dict.fromkeys(summaries)))
         question = Question(
-            id="summary",
-            question=f"Summarize what I read in the book from {days[0]} to {days[-1]}.",
-            answers=tuple(filter(None, dict.fromkeys(summaries))),
-            category="summary",
-            meta={"metric": "rouge"},
+            id="summary", question=request, answers=answers, category="summary", meta={"metric": "rouge"}
         )
         chunks = tuple(Chunk(text=piece, timestamp=day) for piece, day in zip(pieces, days, strict=True))
         meta = {key: str(row[key]) for key in ("book_title", "title", "chapter_id", "bid") if row.get(key)}

@@ -14,12 +14,12 @@ JSON Lines files, a folder of the official JSON files (one meeting each), or one
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import TaskBuilder, parse_answers, require_objects
+from memalpha.tasks.chunking import TaskBuilder, read_question, require_objects
 from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.formats.files import (
     build_task,
@@ -56,15 +56,9 @@ def load_friendsqa(path: Path, variant: str | None = None, limit: int | None = N
     tasks: list[Task] = []
     for episode in sorted(episodes)[:limit]:
         scenes = sorted(episodes[episode], key=lambda scene: scene[0])
-        tasks.append(
-            build_task(
-                str(path),
-                id=f"friendsqa-{episode}",
-                chunks=tuple(chunk for _, chunk, _ in scenes),
-                questions=tuple(question for _, _, questions in scenes for question in questions),
-                meta={"scenes": [title for title, _, _ in scenes]},
-            )
-        )
+        titles, chunks, questions = zip(*scenes, strict=True)
+        fields = {"chunks": chunks, "questions": tuple(chain(*questions)), "meta": {"scenes": list(titles)}}
+        tasks.append(build_task(str(path), id=f"friendsqa-{episode}", **fields))
     return tasks
 
 
@@ -84,25 +78,18 @@ def _scene(item: Any, location: str) -> tuple[str, Chunk, list[Question]]:
             id = require_field(question, "id", str, location)
             place = f"{location}: question {id}"
             answers = require_items(require_field(question, "answers", list, place), "answers", place)
-            evidence = dict.fromkeys(
-                f"{title}:{require_field(answer, 'utterance_id', int, place)}" for answer in answers
-            )
+            utterances = (require_field(answer, "utterance_id", int, place) for answer in answers)
+            evidence = dict.fromkeys(f"{title}:{utterance}" for utterance in utterances)
             if unknown := [turn for turn in evidence if turn not in turn_ids]:
-                raise DataError(
-                    f"{place}: its answer is taken from {unknown[0]}, an utterance that the scene does not have"
-                )
-            paraphrased = {"paraphrased": True} if id.endswith("_Paraphrased") else {}
+                problem = f"its answer is taken from {unknown[0]}, an utterance that the scene does not have"
+                raise DataError(f"{place}: {problem}")
+            meta: dict[str, Any] = {"metric": _FRIENDSQA.metric, "evidence": "any"}
+            meta |= {"paraphrased": True} if id.endswith("_Paraphrased") else {}
+            category = id.removeprefix(title).strip("_").partition("_")[0].lower() or None
             text = require_field(question, "question", str, place)
-            answer_texts = [require_field(answer, "answer_text", str, place).strip() for answer in answers]
+            texts = tuple(dict.fromkeys(require_field(answer, "answer_text", str, place).strip() for answer in answers))
             questions.append(
-                Question(
-                    id=id,
-                    question=text,
-                    answers=tuple(dict.fromkeys(answer_texts)),
-                    category=id.removeprefix(title).strip("_").partition("_")[0].lower() or None,
-                    evidence=tuple(evidence),
-                    meta={"metric": _FRIENDSQA.metric, "evidence": "any", **paraphrased},
-                )
+                Question(id=id, question=text, answers=texts, category=category, evidence=tuple(evidence), meta=meta)
             )
     if not turns:
         raise DataError(f"{location}: a scene without utterances")
@@ -166,11 +153,6 @@ def _query(query: Mapping[str, Any], number: int, builder: TaskBuilder, location
         except (TypeError, ValueError) as error:
             raise DataError(f"{location}: relevant_text_span: {span!r} is no pair of turn numbers") from error
         turns.extend(f"t{n}" for n in range(first, min(last, 10**6) + 1))
-    return Question(
-        id=f"specific{number}",
-        question=require_field(query, "query", str, location),
-        answers=parse_answers(query.get("answer"), f"{location}: field 'answer'"),
-        category="specific",
-        evidence=builder.resolve_evidence(turns)[0],
-        meta={"metric": _QMSUM.metric},
-    )
+    id, meta, evidence = f"specific{number}", {"metric": _QMSUM.metric}, builder.resolve_evidence(turns)[0]
+    keys = ("query", "answer")
+    return read_question(query, id, location, meta, keys=keys, evidence=evidence, category="specific")

@@ -415,9 +415,8 @@ def _read_posts(messages: Sequence[Any], location: str, left_out: Counter[str]) 
         author = require_field(message, "author", dict, place) if "author" in message else {}
         text = message.get("content" if author else "text")
         parts = text if isinstance(text, list) else [text]  # Telegram's links, names and bold words are objects
-        text = "".join(
-            part if isinstance(part, str) else require_field(part, "text", str, place) for part in parts if part
-        )
+        words = (part if isinstance(part, str) else require_field(part, "text", str, place) for part in parts if part)
+        text = "".join(words)
         kind = "notices" if message.get("type") not in ("message", "Default", "Reply") else "media"
         if kind == "notices" or not text.strip():
             left_out[kind] += 1

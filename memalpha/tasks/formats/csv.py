@@ -70,20 +70,19 @@ def load_csv(path: str | Path) -> list[Task]:
             groups[-1][2].append((location, row))
         else:
             groups.append((id, label, [(location, row)]))
-    streams: dict[str, tuple[TaskBuilder, dict[str, int]]] = {}
+    streams: dict[str, tuple[TaskBuilder, dict[str, int], list[Question]]] = {}
     for id, label, rows in groups:
-        builder, ends = streams.setdefault(id, (TaskBuilder(), {}))
+        builder, ends, _ = streams.setdefault(id, (TaskBuilder(), {}, []))
         location, first_row = rows[0]
         if label in ends:
             raise DataError(f"{location}: chunk: {label!r} has come before; the rows of a chunk follow each other")
         _add_chunk(builder, rows, _time(first_row, location))
         ends[label if label is not None else str(len(ends))] = builder.last_index
-    questions_of: dict[str, list[Question]] = {id: [] for id in streams}
     for location, row in question_rows:
         id = _task_id(row, location) if "task" in row else default_task
         if id not in streams:
             raise DataError(f"{location}: task: {id!r} has no chunk in {chunks}")
-        builder, ends = streams[id]
+        builder, ends, task_questions = streams[id]
         evidence, unknown = builder.resolve_evidence(_split_values(row.get("evidence", "")))
         if unknown:
             raise DataError(f"{location}: evidence: no turn of the task has the id {unknown[0]!r}")
@@ -91,8 +90,8 @@ def load_csv(path: str | Path) -> list[Task]:
         if label and label not in ends:
             raise DataError(f"{location}: asked_after_chunk: {label!r} is no chunk of the task")
         placed = {"evidence": evidence, "asked_after_chunk": ends[label] if label else None}
-        questions_of[id].append(_question(row, location, len(questions_of[id])).model_copy(update=placed))
-    return [builder.build(id, questions_of[id], str(questions)) for id, (builder, _) in streams.items()]
+        task_questions.append(_question(row, location, len(task_questions)).model_copy(update=placed))
+    return [builder.build(id, asked, str(questions)) for id, (builder, _, asked) in streams.items()]
 
 
 def _one_table(question_rows: Sequence[Row], path: Path) -> list[Task]:

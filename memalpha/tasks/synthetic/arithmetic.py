@@ -63,9 +63,8 @@ def tasks(split: Split, seed: int, start: int, count: int, level: Level | None =
     Returns:
         Tasks with the columns `answer` (digits), `level` and `solution` (worked, ending in `#### answer`).
     """
-    return [
-        generate(split, seed, number, level or LEVELS[number % len(LEVELS)]) for number in range(start, start + count)
-    ]
+    numbers = range(start, start + count)
+    return [generate(split, seed, number, level or LEVELS[number % len(LEVELS)]) for number in numbers]
 
 
 def generate(split: Split, seed: int, number: int, level: Level) -> TextTask:
@@ -128,11 +127,8 @@ def _first_mistake(reply: str, solution: str) -> str:
     for line, expected_line in zip(lines, solution_lines, strict=False):
         if line.strip() != expected_line:
             return f"{line.strip()} is wrong."
-    return (
-        "Something is missing at the end."
-        if len(lines) < len(solution_lines)
-        else f"{lines[len(solution_lines)]} is too much."
-    )
+    is_short = len(lines) < len(solution_lines)
+    return "Something is missing at the end." if is_short else f"{lines[len(solution_lines)]} is too much."
 
 
 def _story(rng: Random, level: Level, steps: Sequence[Calculation]) -> str:

@@ -73,9 +73,8 @@ def tasks(split: Split, seed: int, start: int, count: int, level: Level | None =
     Returns:
         Tasks with the columns `tests` (assert lines), `level` and `solution` (a program in a fenced block).
     """
-    return [
-        generate(split, seed, number, level or LEVELS[number % len(LEVELS)]) for number in range(start, start + count)
-    ]
+    numbers = range(start, start + count)
+    return [generate(split, seed, number, level or LEVELS[number % len(LEVELS)]) for number in numbers]
 
 
 def generate(split: Split, seed: int, number: int, level: Level) -> TextTask:
