@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hub_layouts import MEETING, write
 
 from memalpha.errors import DataError, install_command
 from memalpha.tasks.catalog import locate, obtain, snapshot_commit
@@ -32,46 +33,36 @@ class Hub(http.server.BaseHTTPRequestHandler):
     def log_message(self, *_):
         pass
 
-    def do_HEAD(self):
-        self.answer(with_body=False)
-
-    def do_GET(self):
-        self.answer(with_body=True)
-
-    def send(self, status, body=b"", with_body=True, **headers):
+    def send(self, status, body=b"", **headers):
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         for key, value in headers.items():
             self.send_header(key.replace("_", "-"), value)
         self.end_headers()
-        if with_body:
+        if self.command == "GET" and self.server.breaks and len(body) > 1000:
+            self.server.breaks -= 1
+            self.wfile.write(body[: len(body) // 2])
+            self.close_connection = True
+        elif self.command == "GET":
             self.wfile.write(body)
 
-    def answer(self, with_body):
+    def answer(self):
         path, files, commit = self.path.split("?")[0], self.server.files, self.server.commit
         self.server.asked.append((self.command, path))
         if path == "/":
             self.send(200)
         elif path.startswith("/api/datasets/me/set/tree/"):
             listed = [{"type": "file", "path": name, "size": len(b), "oid": "0" * 40} for name, b in files.items()]
-            self.send(200, json.dumps(listed).encode(), with_body, Content_Type="application/json")
+            self.send(200, json.dumps(listed).encode(), Content_Type="application/json")
         elif path.startswith("/api/datasets/me/set"):
             about = {"id": "me/set", "sha": commit, "siblings": [{"rfilename": name} for name in files]}
-            self.send(200, json.dumps(about).encode(), with_body, Content_Type="application/json")
+            self.send(200, json.dumps(about).encode(), Content_Type="application/json")
         elif path.startswith("/datasets/me/set/resolve/") and (name := path.split("/", 6)[6]) in files:
-            self.send_file(files[name], commit, with_body)
+            self.send(200, files[name], ETag=f'"{digest(files[name])}"', X_Repo_Commit=commit)
         else:
-            self.send(404, b"{}", with_body, X_Error_Code="RepoNotFound")
+            self.send(404, b"{}", X_Error_Code="RepoNotFound")
 
-    def send_file(self, content, commit, with_body):
-        about = {"ETag": f'"{digest(content)}"', "X_Repo_Commit": commit}
-        if with_body and self.server.breaks and len(content) > 1000:
-            self.server.breaks -= 1
-            self.send(200, content, False, **about)
-            self.wfile.write(content[: len(content) // 2])
-            self.close_connection = True
-        else:
-            self.send(200, content, with_body, **about)
+    do_HEAD = do_GET = answer
 
 
 @contextmanager
@@ -103,9 +94,8 @@ def ask(home, port, *sets):
         "HF_HOME": str(home),
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", code, repr(sets)], env=env, capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-c", code, repr(sets)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()], done.stderr
 
@@ -172,12 +162,7 @@ def test_a_given_path_wins_without_the_hub(tmp_path, monkeypatch):
 
 def test_tasks_from_the_cache_say_which_commit_they_are_of(tmp_path):
     folder = tmp_path / "snapshots" / COMMIT
-    folder.mkdir(parents=True)
-    meeting = {
-        "specific_query_list": [{"query": "What of tea?", "answer": "Green won.", "relevant_text_span": [["0", "0"]]}],
-        "meeting_transcripts": [{"speaker": "A", "content": "Hello."}],
-    }
     for snapshot in (folder, tmp_path):
-        (snapshot / "test.jsonl").write_text(json.dumps(meeting))
+        write(snapshot / "test.jsonl", [MEETING])
     assert [task.meta for task in load_tasks("qmsum", data=folder)] == [{"commit": COMMIT}]
     assert [task.meta for task in load_tasks("qmsum", data=tmp_path)] == [{}]

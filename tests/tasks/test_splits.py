@@ -58,9 +58,8 @@ def test_evaluation_sets_are_refused_before_files_are_looked_for(name):
 def test_files_of_a_set_from_git_are_written_to_a_task_file_first(tmp_path):
     with pytest.raises(DataError, match=r"train-v1\.1\.json .*\(memalpha data prepare squad .*variant=train-v1\.1\)"):
         load_training_tasks("squad")
-    with pytest.raises(
-        DataError, match=r"\(memalpha data prepare trec tasks\.jsonl data=PATH variant=coarse split=train"
-    ):
+    command = r"\(memalpha data prepare trec tasks\.jsonl data=PATH variant=coarse split=train"
+    with pytest.raises(DataError, match=command):
         load_training_tasks("trec")
     with pytest.raises(DataError, match=r"locomo10\.json .*\(memalpha data prepare locomo tasks\.jsonl data=PATH "):
         load_training_tasks("locomo", on_evaluation_split=True)

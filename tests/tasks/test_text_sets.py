@@ -8,6 +8,7 @@ from pathlib import Path
 
 import datasets
 import pytest
+from hub_layouts import write
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +50,7 @@ def test_a_word_problem_is_what_its_solution_says(split, seed, number) -> None:
     assert held_out == (split == "test"), "a pair of numbers that a test has is in no training problem"
     assert task == arithmetic.tasks(split, seed, max(0, number - 2), 3)[min(number, 2)], "whatever was made before"
     assert task.category == arithmetic.LEVELS[number % 3]
+    assert {task.columns["level"] for task in arithmetic.tasks(split, seed, number, 2, "hard")} == {"hard"}
 
 
 @given(st.sampled_from(["train", "test"]), st.integers(0, 9), st.integers(0, 400))
@@ -78,10 +80,6 @@ def test_a_programming_problem_is_solved_by_its_solution_alone(split, seed, numb
 def test_feedback_names_the_first_wrong_line_and_not_the_right_one(reply: str, expected: str) -> None:
     for form in (reply, [{"role": "assistant", "content": reply}]):
         assert arithmetic.feedback(["?"], [form], solution=["19+17=36\n#### 36"], level=["easy"]) == [expected]
-
-
-def test_a_level_can_be_chosen() -> None:
-    assert {task.columns["level"] for task in arithmetic.tasks("train", 0, 0, 5, "hard")} == {"hard"}
 
 
 def _folder(tmp_path: Path, rows: list[dict], *configs: str) -> Path:
@@ -124,7 +122,7 @@ def test_own_files_are_read(tmp_path: Path) -> None:
     columns = {"prompt": "q", "answer": "target"}
     dataset = datasets.Dataset.from_list(rows)
     dataset.to_parquet(tmp_path / "a.parquet")
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(tmp_path / "a.jsonl", rows)
     dataset.save_to_disk(str(tmp_path / "kept"))
     datasets.DatasetDict({"test": dataset}).save_to_disk(str(tmp_path / "splits"))
     for name in ("a.parquet", "a.jsonl", "kept"):
@@ -176,13 +174,12 @@ def test_own_files_arrive_as_they_are_written(tmp_path: Path, mark: str) -> None
 @pytest.mark.parametrize("field", ["tool_calls", "reasoning_content", "name", "tool_call_id", "weight"])
 def test_a_field_of_a_message_is_refused_by_name_unless_it_is_empty(tmp_path: Path, field: str) -> None:
     path = tmp_path / "a.jsonl"
-    for value, is_refused in ((["call"], True), ("x", True), (0, True), (None, False), ([], False), ("", False)):
-        path.write_text(json.dumps({"prompt": [{"role": "user", "content": "Hi", field: value}]}) + "\n")
-        if is_refused:
-            with pytest.raises(DataError, match=rf"row 0: prompt\[0\]\.{field}: .* has role and content"):
-                load_text_tasks(path)
-        else:
-            assert load_text_tasks(path)[0].messages == ({"role": "user", "content": "Hi"},)
+    message = {"role": "user", "content": "Hi"}
+    for value in (["call"], "x", 0):
+        with pytest.raises(DataError, match=rf"row 0: prompt\[0\]\.{field}: .* has role and content"):
+            load_text_tasks(write(path, [{"prompt": [{**message, field: value}]}]))
+    for value in (None, [], ""):
+        assert load_text_tasks(write(path, [{"prompt": [{**message, field: value}]}]))[0].messages == (message,)
 
 
 def test_test_and_validation_splits_are_refused_for_training(tmp_path: Path) -> None:
@@ -207,8 +204,7 @@ def test_test_and_validation_splits_are_refused_for_training(tmp_path: Path) -> 
 
 def test_chat_prompts(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hi"}]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"id": "x", "prompt": messages, "category": "talk"}) + "\n")
-    (task,) = load_text_tasks(tmp_path / "a.jsonl")
+    (task,) = load_text_tasks(write(tmp_path / "a.jsonl", [{"id": "x", "prompt": messages, "category": "talk"}]))
     assert (task.id, task.category, task.messages) == ("x", "talk", tuple(messages))
 
 
@@ -223,9 +219,8 @@ def test_chat_prompts(tmp_path: Path) -> None:
     ],
 )
 def test_invalid_prompts_are_refused(tmp_path: Path, line: dict, message: str) -> None:
-    (tmp_path / "a.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(DataError, match=re.escape(message)):
-        load_text_tasks(tmp_path / "a.jsonl")
+        load_text_tasks(write(tmp_path / "a.jsonl", [line]))
 
 
 def test_a_table_with_semicolons_is_read_and_an_id_names_one_row(tmp_path: Path) -> None:
@@ -236,8 +231,8 @@ def test_a_table_with_semicolons_is_read_and_an_id_names_one_row(tmp_path: Path)
 
 
 def test_a_category_of_0_is_one(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"prompt": "x", "category": 0}\n{"prompt": "y", "category": null}\n')
-    assert [task.category for task in load_text_tasks(tmp_path / "a.jsonl")] == ["0", None]
+    file = write(tmp_path / "a.jsonl", [{"prompt": "x", "category": 0}, {"prompt": "y", "category": None}])
+    assert [task.category for task in load_text_tasks(file)] == ["0", None]
 
 
 def test_missing_files_columns_and_names_are_refused(tmp_path: Path) -> None:

@@ -89,9 +89,8 @@ def test_halumem_points_are_gold_operations_and_questions_come_after_their_sessi
 
 
 def test_an_update_across_kinds_is_a_deletion_and_an_insert(tmp_path):
-    user = changed([point("Ann moved away", ["Ann lives in Rome"], "Event Memory")], "sessions", 2, "memory_points")(
-        USER
-    )
+    moved = [point("Ann moved away", ["Ann lives in Rome"], "Event Memory")]
+    user = changed(moved, "sessions", 2, "memory_points")(USER)
     (task,) = legal(halumem.load(write(tmp_path / "x.jsonl", [user])), tmp_path)
     assert [(o.kind, o.category, o.replaces) for o in task.gold_operations[1:]] == [
         ("delete", "semantic", "Ann lives in Rome"),
@@ -109,9 +108,8 @@ def test_qmsum_spans_are_evidence_with_both_ends(tmp_path):
     assert first.chunks[0].render() == "P0: Word 0 .\nP1: Word 1 .\nP2: Word 2 .\nP3: Word 3 ."
     assert [task.questions for task in transcripts.load_qmsum(tmp_path, queries=False)] == [(), ()]
     bad = changed(["1"], "specific_query_list", 0, "relevant_text_span", 0)(MEETING)
-    with pytest.raises(
-        DataError, match=r"val\.jsonl:1: specific_query_list\[0\]: relevant_text_span: \['1'\] is no pair"
-    ):
+    message = r"val\.jsonl:1: specific_query_list\[0\]: relevant_text_span: \['1'\] is no pair"
+    with pytest.raises(DataError, match=message):
         transcripts.load_qmsum(write(tmp_path / "val.jsonl", [bad]), "val")
 
 
@@ -160,18 +158,15 @@ def test_memalpha_rows_keep_their_chunks_and_the_metric_of_their_source(tmp_path
     event = "[Event happened on 2024-01-05 The user is reading a book]\n<User> It was"
     session = "[Dialogue at timestamp 2023/05/20 (Sat) 02:21]\n<User>Hi [on 2024-01-01]"
     asked = {"question": "a?", "answer": ["x", "y"], "evidence_idx": 1}
-    write(
-        tmp_path / "test.parquet",
-        [
-            row("squad", [dialogue, "no header on 2024-01-09"], [asked]),
-            row("booksum", [event], [{"question": "Summarize", "answer": "Emma, rain"}]),
-            row("perltqa", [event], [{"question": "Who?", "answer": "Wei; Bo"}]),
-            row("lme_train", [session], [{"question": "When?", "answer": "May"}]),
-            row(
-                "accurate_retrieval", [event], [{"question": "s", "answers": ["3"]}], sub_source="icl_banking77_59shot"
-            ),
-        ],
-    )
+    labelled = [{"question": "s", "answers": ["3"]}]
+    rows = [
+        row("squad", [dialogue, "no header on 2024-01-09"], [asked]),
+        row("booksum", [event], [{"question": "Summarize", "answer": "Emma, rain"}]),
+        row("perltqa", [event], [{"question": "Who?", "answer": "Wei; Bo"}]),
+        row("lme_train", [session], [{"question": "When?", "answer": "May"}]),
+        row("accurate_retrieval", [event], labelled, sub_source="icl_banking77_59shot"),
+    ]
+    write(tmp_path / "test.parquet", rows)
     tasks = legal(memalpha_sets.load_memalpha(tmp_path), tmp_path)
     assert [task.id for task in tasks] == ["squad_0", "booksum_0", "perltqa_0", "lme_train_0", "icl_banking77_59shot_0"]
     assert [task.questions[0].meta["metric"] for task in tasks] == ["substring", "keywords", "parts", "judge", "label"]

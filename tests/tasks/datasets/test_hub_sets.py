@@ -31,8 +31,7 @@ def test_longmemeval_sorts_sessions_and_marks_evidence_and_abstention(tmp_path):
 
 
 def test_a_limit_stops_reading(tmp_path):
-    file = tmp_path / "cut.json"
-    file.write_text(json.dumps(LONGMEMEVAL)[:-40])
+    file = write(tmp_path / "cut.json", json.dumps(LONGMEMEVAL)[:-40])
     assert [task.id for task in longmemeval.load(file, None, 1)] == ["q1"]
     with pytest.raises(DataError, match="item 1: not JSON, or cut off"):
         longmemeval.load(file)
@@ -63,15 +62,11 @@ def test_memoryagentbench_reads_contexts_of_all_kinds(tmp_path):
 def test_memoryagentbench_never_parts_an_example_from_its_label_nor_a_fact(tmp_path):
     examples = "".join(f"sentence number {n}\nlabel: {n % 7}\n" for n in range(900))
     films = {"<http://dbpedia.org/resource/The_Matrix_(1999)>": 7, "<http://dbpedia.org/resource/Up_(film)>": 9}
-    write(
-        tmp_path / "Test_Time_Learning-00000-of-00001.parquet",
-        [
-            context("icl_nlu_8296shot_balance", examples, ["a new one", "another"], [["3"], ["4"]]),
-            context(
-                "recsys_redial_full", "Dialogue 1: System: Hi", ["User: a film?", "User: more?"], [["7"], ["7", "9"]]
-            ),
-        ],
-    )
+    rows = [
+        context("icl_nlu_8296shot_balance", examples, ["a new one", "another"], [["3"], ["4"]]),
+        context("recsys_redial_full", "Dialogue 1: System: Hi", ["User: a film?", "User: more?"], [["7"], ["7", "9"]]),
+    ]
+    write(tmp_path / "Test_Time_Learning-00000-of-00001.parquet", rows)
     with pytest.raises(DataError, match="put that file beside Test_Time_Learning"):
         memoryagentbench.load(tmp_path, "Test_Time_Learning")
     write(tmp_path / "entity2id.json", films)
@@ -85,29 +80,24 @@ def test_memoryagentbench_never_parts_an_example_from_its_label_nor_a_fact(tmp_p
     assert [q.answers for q in recommended.questions] == [("The Matrix",), ("The Matrix", "Up")]
     assert recommended.questions[0].meta == {"metric": "recall@5", "ids": ["7"], "candidates": ["The Matrix", "Up"]}
     facts = "Here is a list of facts:\n" + "".join(f"{n}. Ann, born 1.2 km away, is {n}.\n" for n in range(900))
-    write(
-        tmp_path / "Conflict_Resolution-00000-of-00001.parquet",
-        [context("factconsolidation_sh_6k", facts, ["How old is Ann?"], [["899"]])],
-    )
+    fact_row = context("factconsolidation_sh_6k", facts, ["How old is Ann?"], [["899"]])
+    write(tmp_path / "Conflict_Resolution-00000-of-00001.parquet", [fact_row])
     (conflict,) = legal(memoryagentbench.load(tmp_path, "Conflict_Resolution"), tmp_path)
     lines = [line for chunk in conflict.chunks for line in chunk.text.splitlines()]
     assert lines[1:] == [f"{n}. Ann, born 1.2 km away, is {n}." for n in range(900)]
 
 
 def test_memoryagentbench_keeps_the_key_points_of_a_summary(tmp_path):
-    book = context(
-        "infbench_sum_eng_shots2", "A book.", ["Summarise."], [["All of it."]], keypoints=["He left", "She won"]
-    )
+    points = ["He left", "She won"]
+    book = context("infbench_sum_eng_shots2", "A book.", ["Summarise."], [["All of it."]], keypoints=points)
     write(tmp_path / "Long_Range_Understanding-00000-of-00001.parquet", [book])
     (task,) = memoryagentbench.load(tmp_path, "Long_Range_Understanding")
-    assert task.questions[0].meta == {"metric": "keypoint-f1", "keypoints": ["He left", "She won"]}
+    assert task.questions[0].meta == {"metric": "keypoint-f1", "keypoints": points}
 
 
 def test_personamem_asks_after_exactly_the_messages_before_the_end_index(tmp_path):
-    write(
-        tmp_path / "questions_32k.csv",
-        [personamem_question("q1", 2), personamem_question("q2", 5, answer="(D)"), personamem_question("q3", 3)],
-    )
+    questions = personamem_question("q1", 2), personamem_question("q2", 5, answer="(D)"), personamem_question("q3", 3)
+    write(tmp_path / "questions_32k.csv", questions)
     write(tmp_path / "shared_contexts_32k.jsonl", [{"other": PERSONAMEM_MESSAGES}, {"c1": PERSONAMEM_MESSAGES}])
     (task,) = legal(personamem.load_personamem(tmp_path), tmp_path)
     assert ids(task) == [["m0", "m1"], ["m2"], ["m3", "m4"]]

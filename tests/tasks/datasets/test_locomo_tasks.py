@@ -13,17 +13,13 @@ from memalpha.tasks.datasets.locomo import load, mend_evidence
 FIXTURE = Path(__file__).parents[2] / "data" / "locomo_like.json"
 
 
-def test_sessions_become_dated_chunks_in_order_of_their_number():
+def test_sessions_become_dated_chunks_in_order_and_questions_have_mended_evidence():
     (task,) = load(FIXTURE)
     assert task.id == "conv-a"
     assert task.meta["speakers"] == ["Mira", "Tom"]
     assert [chunk.timestamp for chunk in task.chunks] == ["2024-05-08T13:56", "2024-06-01T00:30", "2024-07-03T09:05"]
     assert [turn.id for turn in task.chunks[1].turns] == ["D2:1", "D2:2"]
     assert task.chunks[2].render().splitlines()[2] == "Tom: Juniper. [a photo of a grey dog on a sofa]"
-
-
-def test_questions_have_mended_evidence():
-    (task,) = load(FIXTURE)
     assert [(q.id, q.category, q.answers, q.evidence) for q in task.questions] == [
         ("locomo_0_qa0", "single-hop", ("Riverside studio",), ("D1:1",)),
         ("locomo_0_qa1", "temporal", ("2 July 2024",), ("D10:1",)),
@@ -40,6 +36,9 @@ def test_adversarial_questions_are_apart():
     (question,) = task.questions
     assert (question.id, question.category, question.answers) == ("locomo_0_qa6", "adversarial", ())
     assert question.meta == {"metric": "locomo-f1", "benchmark": "locomo", "adversarial_answer": "Juniper"}
+    (every,) = load(FIXTURE, "all")
+    assert [question.id for question in every.questions] == [f"locomo_0_qa{number}" for number in range(7)]
+    assert [question.category for question in every.questions if not question.answers] == ["adversarial"]
 
 
 @pytest.mark.parametrize(
@@ -79,8 +78,7 @@ def test_a_fault_is_named_with_file_place_and_field(tmp_path, change, message):
 
 @pytest.mark.parametrize(("text", "message"), [("[]", "empty"), ("{}", "JSON list"), ("[1", "not a JSON file")])
 def test_other_files_are_refused(tmp_path, text, message):
-    file = tmp_path / "other.json"
-    file.write_text(text)
+    file = write(tmp_path / "other.json", text)
     with pytest.raises(DataError, match=message):
         load(file)
     with pytest.raises(DataError, match="snap-research/LoCoMo"):
@@ -97,22 +95,15 @@ def test_observations_are_facts_with_their_turns(tmp_path, cited, turns):
         "session_2_observation": {"Mira": [["Mira made a vase.", cited]], "Tom": [["Tom moved.", "D2:2"]]},
         "session_3_observation": {"Tom": [["of a session that is not there", "D3:1"]]},
     }
-    (tmp_path / "locomo10.json").write_text(json.dumps(samples))
-    (task,) = load(tmp_path)
+    (task,) = load(write(tmp_path / "locomo10.json", samples))
     assert task.meta["observations"] == [
         {"text": "Mira made a vase.", "speaker": "Mira", "turns": turns, "chunk": 1},
         {"text": "Tom moved.", "speaker": "Tom", "turns": ["D2:2"], "chunk": 1},
     ]
     samples[0]["observation"]["session_1_observation"] = {"Tom": ["Tom moved."]}
-    (tmp_path / "locomo10.json").write_text(json.dumps(samples))
+    write(tmp_path / "locomo10.json", samples)
     with pytest.raises(DataError, match=r"observation\.session_1_observation: 'Tom moved.' is not \[fact, turn id\]"):
         load(tmp_path)
-
-
-def test_all_questions_together():
-    (task,) = load(FIXTURE, "all")
-    assert [question.id for question in task.questions] == [f"locomo_0_qa{number}" for number in range(7)]
-    assert [question.category for question in task.questions if not question.answers] == ["adversarial"]
 
 
 def audit_entry(number: int, question: str, **change: object) -> dict[str, object]:
@@ -125,8 +116,7 @@ def test_the_audit_marks_mends_and_masks(tmp_path):
         audit_entry(0, "Where does Mira take her pottery course?"),
         audit_entry(5, "In which year did Tom move?", error_type="TEMPORAL_ERROR", correct_answer="2023, in fact"),
     ]
-    file = tmp_path / "errors.json"
-    file.write_text(json.dumps(entries))
+    file = write(tmp_path / "errors.json", entries)
     (plain,), (marked,) = load(FIXTURE), load(FIXTURE, audit=file)
     first, last = marked.questions[0], marked.questions[5]
     fault = {"type": "wrong-citation", "of": "evidence", "answer": "as it was", "evidence": ["D1:2"]}
@@ -145,18 +135,13 @@ def test_the_audit_marks_mends_and_masks(tmp_path):
     ("entries", "options", "says"),
     [
         ([audit_entry(0, "Where is Mira?")], {}, "locomo_0_qa0 asks 'Where is Mira"),
-        (
-            [{**audit_entry(0, ""), "correct_evidence": "D1:1"}],
-            {},
-            r"\[0\]: field 'correct_evidence' is missing or not",
-        ),
+        ([audit_entry(0, "", correct_evidence="D1:1")], {}, r"\[0\]: field 'correct_evidence' is missing or not"),
         ([], {}, "a JSON list of faults"),
         (None, {"faults": "drop"}, "faults=drop needs audit=PATH"),
         (None, {"faults": "hide"}, "locomo: faults='hide': Input should be 'mark', 'mend' or 'drop'"),
     ],
 )
 def test_an_audit_of_other_data_is_refused(tmp_path, entries, options, says):
-    file = tmp_path / "errors.json"
-    file.write_text(json.dumps(entries))
+    file = write(tmp_path / "errors.json", entries)
     with pytest.raises(DataError, match=says):
         load_set("locomo", data=FIXTURE, audit=None if entries is None else file, **options)

@@ -75,6 +75,9 @@ def scene(title: str, **change: object) -> dict[str, object]:
     return {"title": title, "paragraphs": [{"utterances:": utterances, "qas": [question]}]}
 
 
+SEVENTH = {"answer_text": "x", "utterance_id": 7}
+
+
 def friends(*scenes: object) -> dict[str, object]:
     return {"version": "1", "data": list(scenes)}
 
@@ -99,10 +102,7 @@ def test_an_episode_is_a_task_and_its_scenes_are_the_chunks(tmp_path):
     ("value", "says"),
     [
         (friends(scene("s01_e01_c01", answers=[])), r"data\[0\] \(s01_e01_c01\): question .*answers.*empty"),
-        (
-            friends(scene("s1", answers=[{"answer_text": "x", "utterance_id": 7}])),
-            "from s1:7, an utterance that the scene",
-        ),
+        (friends(scene("s1", answers=[SEVENTH])), "from s1:7, an utterance that the scene"),
         (friends({"title": "s01_e01_c01"}), "field 'paragraphs' is missing"),
         (friends(), "data: a JSON list of scenes is needed"),
         ("[", "not a JSON file"),

@@ -84,44 +84,35 @@ def test_messages_need_no_questions(tmp_path, name):
     assert not any(task.questions for task in tasks)
 
 
+X, ASK = "text\nx\n", "question,answer\nWho?,a\n"
+
+
 @pytest.mark.parametrize(
     ("chunks", "questions", "says"),
     [
         (None, "question,answer\nWho?,Tom\n", r"questions\.csv: no column 'context', and no chunks\.csv beside it"),
-        ("text\nx\n", "ask,answer\nWho?,Tom\n", r"no column 'question' in its first line: ask, .* chunks\.csv"),
-        ("text\nx\n", "question\nWho?\n", r"questions\.csv:2: a column 'answer', or one 'answers'"),
-        ("text\nx\0y\n", "question,answer\nWho?,a\n", r"chunks\.csv:2: holds a NUL character"),
-        ("text\nx\n", "question,answer,answers\nWho?,a,b\n", "not both"),
-        ("text\nx\n", "question,answer\n", r"questions\.csv: no row below its header"),
-        ("text\nx\n", "question,answer\nWho?,a,b\n", r"questions\.csv:2: 3 fields, where the header has 2"),
-        ("text\nx\n", 'question,answer\nWho?,"a\n', r"questions\.csv:2: not CSV"),
-        ("text\nx\n", "question,answer,answer\nWho?,a,b\n", "two columns have the name 'answer'"),
-        ("text\nx\n", "question,answer\n ,a\n", r"questions\.csv:2: question: empty"),
-        ("text\nx\n", "context,question,answer\nx,Who?,a\n", r"column 'context' belongs into chunks\.csv"),
-        ("text\nx\n", "task,question,answer\nt,Who?,a\n", "'task' is a column of both tables, or of none"),
+        (X, "ask,answer\nWho?,Tom\n", r"no column 'question' in its first line: ask, .* chunks\.csv"),
+        (X, "question\nWho?\n", r"questions\.csv:2: a column 'answer', or one 'answers'"),
+        ("text\nx\0y\n", ASK, r"chunks\.csv:2: holds a NUL character"),
+        (X, "question,answer,answers\nWho?,a,b\n", "not both"),
+        (X, "question,answer\n", r"questions\.csv: no row below its header"),
+        (X, "question,answer\nWho?,a,b\n", r"questions\.csv:2: 3 fields, where the header has 2"),
+        (X, 'question,answer\nWho?,"a\n', r"questions\.csv:2: not CSV"),
+        (X, "question,answer,answer\nWho?,a,b\n", "two columns have the name 'answer'"),
+        (X, "question,answer\n ,a\n", r"questions\.csv:2: question: empty"),
+        (X, "context,question,answer\nx,Who?,a\n", r"column 'context' belongs into chunks\.csv"),
+        (X, "task,question,answer\nt,Who?,a\n", "'task' is a column of both tables, or of none"),
         ("task,text\nt,x\n", "task,question,answer\nu,Who?,a\n", r"questions\.csv:2: task: 'u' has no chunk in"),
         ("task,text\n ,x\n", "task,question,answer\nu,Who?,a\n", r"chunks\.csv:2: task: empty"),
-        ("text,who\nx,Tom\n", "question,answer\nWho?,a\n", r"chunks\.csv: unknown column 'who'; known are task, chunk"),
-        ("text\n  \n", "question,answer\nWho?,a\n", r"chunks\.csv:2: text: empty"),
-        ("text,timestamp\nx,May\n", "question,answer\nWho?,a\n", r"chunks\.csv:2: timestamp: 'May' is no ISO 8601"),
-        (
-            "chunk,text,timestamp\na,x,20240501\na,y,20240502\n",
-            "question,answer\nWho?,a\n",
-            r"csv:3: timestamp: differs",
-        ),
-        ("chunk,text\na,x\nb,y\na,z\n", "question,answer\nWho?,a\n", r"chunks\.csv:4: chunk: 'a' has come before"),
-        ("text,turn\nx,t\ny,t\n", "question,answer\nWho?,a\n", r"chunks\.csv:3: turn: turn id 't' occurs twice"),
+        ("text,who\nx,Tom\n", ASK, r"chunks\.csv: unknown column 'who'; known are task, chunk"),
+        ("text\n  \n", ASK, r"chunks\.csv:2: text: empty"),
+        ("text,timestamp\nx,May\n", ASK, r"chunks\.csv:2: timestamp: 'May' is no ISO 8601"),
+        ("chunk,text,timestamp\na,x,20240501\na,y,20240502\n", ASK, r"csv:3: timestamp: differs"),
+        ("chunk,text\na,x\nb,y\na,z\n", ASK, r"chunks\.csv:4: chunk: 'a' has come before"),
+        ("text,turn\nx,t\ny,t\n", ASK, r"chunks\.csv:3: turn: turn id 't' occurs twice"),
         ("text,turn\nx,t\n", "question,answer,evidence\nWho?,a,t9\n", r"questions\.csv:2: evidence: no turn .* 't9'"),
-        (
-            "text\nx\n",
-            "question,answer,asked_after_chunk\nWho?,a,7\n",
-            "asked_after_chunk: '7' is no chunk of the task",
-        ),
-        (
-            "text\nx\n",
-            "id,question,answer\nq,Who?,a\nq,What?,b\n",
-            r"csv: task '.*': questions\[1\]\.id: .* has 'q' al",
-        ),
+        (X, "question,answer,asked_after_chunk\nWho?,a,7\n", "asked_after_chunk: '7' is no chunk of the task"),
+        (X, "id,question,answer\nq,Who?,a\nq,What?,b\n", r"csv: task '.*': questions\[1\]\.id: .* has 'q' al"),
     ],
 )
 def test_bad_tables_are_refused_with_file_line_and_column(tmp_path, chunks, questions, says):

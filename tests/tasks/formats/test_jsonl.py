@@ -4,6 +4,7 @@ from pathlib import Path
 
 import datasets
 import pytest
+from hub_layouts import write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,8 +42,8 @@ def any_task(draw):
             max_size=3,
         )
     )
-    index = st.integers(0, len(chunks) - 1)
     last = len(chunks) - 1
+    index = st.integers(0, last)
     questions = [
         Question(
             id=f"q{number}",
@@ -93,7 +94,9 @@ def test_garbage_is_a_data_error_that_names_the_file(tmp_path_factory, data):
 
 ASKED = {"id": "q", "question": "?"}
 INSERT = {"kind": "insert", "chunk": 0, "category": "semantic", "content": "city: Oslo"}
-TURNS = {"chunks": [{"turns": [{"speaker": "a", "text": "b", "id": "t1"}]}]}
+TURN = {"speaker": "a", "text": "b", "id": "t1"}
+TURNS = {"chunks": [{"turns": [TURN]}]}
+CITING = TURNS | {"questions": [ASKED | {"evidence": ["t1", "t2"]}]}
 
 
 @pytest.mark.parametrize(
@@ -109,10 +112,7 @@ TURNS = {"chunks": [{"turns": [{"speaker": "a", "text": "b", "id": "t1"}]}]}
         ({"questions": [{"id": "q", "question": "?", "answers": ["x", ""]}]}, r"questions\[0\]\.answers\[1\]: .* \[\]"),
         ({"questions": [{"id": "q", "question": "?", "asked_after_chunk": "0"}]}, r"questions\[0\]\.asked_after_chunk"),
         ({"gold_operations": [{"kind": "insert", "chunk": "0", "category": "c"}]}, r"gold_operations\[0\]\.chunk"),
-        (
-            TURNS | {"questions": [ASKED | {"evidence": ["t1", "t2"]}]},
-            r"\[0\]\.evidence\[1\]: no turn .* has the id 't2'",
-        ),
+        (CITING, r"\[0\]\.evidence\[1\]: no turn .* has the id 't2'"),
         (TURNS | {"gold_operations": [INSERT | {"turn": "t2"}]}, r"operations\[0\]\.turn: no turn .* has the id 't2'"),
         ({"gold_operations": [INSERT | {"content": ""}]}, r"gold_operations\[0\]\.content: empty"),
         ({"questions": [{"id": "q", "question": "?", "meta": {"stale": "x"}}]}, r"questions\[0\]\.meta\.stale: a list"),
@@ -130,10 +130,9 @@ TURNS = {"chunks": [{"turns": [{"speaker": "a", "text": "b", "id": "t1"}]}]}
     ],
 )
 def test_bad_line_is_refused_with_file_line_and_field(tmp_path, change, says):
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(json.dumps(GOOD) + "\n\n" + json.dumps({**GOOD, "id": "b", **change}) + "\n")
+    lines = f"{json.dumps(GOOD)}\n\n{json.dumps({**GOOD, 'id': 'b', **change})}\n"
     with pytest.raises(DataError, match=r"tasks\.jsonl:3: .*" + says):
-        load_jsonl(path)
+        load_jsonl(write(tmp_path / "tasks.jsonl", lines))
 
 
 @pytest.mark.parametrize("indent", [None, 1])
@@ -148,8 +147,7 @@ def test_a_list_of_tasks_is_read_as_well(tmp_path, indent):
 
 
 def test_evidence_of_a_task_without_turn_ids_is_free(tmp_path):
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(json.dumps({**GOOD, "questions": [{"id": "q", "question": "?", "evidence": ["page 3"]}]}))
+    path = write(tmp_path / "tasks.jsonl", [{**GOOD, "questions": [ASKED | {"evidence": ["page 3"]}]}])
     assert load_jsonl(path)[0].questions[0].evidence == ("page 3",)
 
 
@@ -171,16 +169,13 @@ TWO_CHUNKS = {"id": "a", "chunks": [{"text": "one"}, {"text": "two"}]}
     ],
 )
 def test_gold_operations_end_only_what_holds(tmp_path, operations, says):
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(json.dumps({**TWO_CHUNKS, "gold_operations": operations}) + "\n")
     with pytest.raises(DataError, match=r"tasks\.jsonl:1: " + says):
-        load_jsonl(path)
+        load_jsonl(write(tmp_path / "tasks.jsonl", [{**TWO_CHUNKS, "gold_operations": operations}]))
 
 
 def test_gold_operations_are_read_chunk_by_chunk(tmp_path):
-    path = tmp_path / "tasks.jsonl"
     core = {"kind": "core_update", "chunk": 0, "category": "core", "content": "Ana"}
-    path.write_text(json.dumps({**TWO_CHUNKS, "gold_operations": [MOVE, FORGET, core, INSERT]}) + "\n")
+    path = write(tmp_path / "tasks.jsonl", [{**TWO_CHUNKS, "gold_operations": [MOVE, FORGET, core, INSERT]}])
     assert [operation.kind for operation in load_jsonl(path)[0].gold_at(0)] == ["core_update", "insert"]
 
 
@@ -193,34 +188,25 @@ def test_a_chunk_may_be_in_two_tasks():
     assert (first_task.index, two.index) == (0, 0)
 
 
-def test_repeated_turn_id_key_and_task_id_are_refused(tmp_path):
-    path = tmp_path / "tasks.jsonl"
-    turn = {"speaker": "user", "text": "hi", "id": "t"}
-    path.write_text(json.dumps({"id": "a", "chunks": [{"turns": [turn, turn]}]}))
-    with pytest.raises(DataError, match=r"tasks\.jsonl:1: chunks\[0\]\.turns\[1\]\.id"):
-        load_jsonl(path)
-    path.write_text('{"id": "a", "id": "b", "chunks": [{"text": "x"}]}')
-    with pytest.raises(DataError, match=r"tasks\.jsonl:1: id: the key occurs twice"):
-        load_jsonl(path)
-    path.write_text('{"id": "a", "chunks": [{"text": "x"}], "meta": {"x": 1e400}}')
-    with pytest.raises(DataError, match=r"tasks\.jsonl:1: 1e400 is too large"):
-        load_jsonl(path)
-    path.write_text((json.dumps(GOOD) + "\n") * 2)
-    with pytest.raises(DataError, match=r"tasks\.jsonl:2: id: task 'a' is at .*tasks.jsonl:1 already"):
-        load_jsonl(path)
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (json.dumps({"id": "a", "chunks": [{"turns": [TURN] * 2}]}), r"1: chunks\[0\]\.turns\[1\]\.id"),
+        ('{"id": "a", "id": "b", "chunks": [{"text": "x"}]}', "1: id: the key occurs twice"),
+        ('{"id": "a", "chunks": [{"text": "x"}], "meta": {"x": 1e400}}', "1: 1e400 is too large"),
+        ((json.dumps(GOOD) + "\n") * 2, r"2: id: task 'a' is at .*tasks.jsonl:1 already"),
+    ],
+)
+def test_repeated_turn_id_key_and_task_id_are_refused(tmp_path, text, says):
+    with pytest.raises(DataError, match=r"tasks\.jsonl:" + says):
+        load_jsonl(write(tmp_path / "tasks.jsonl", text))
 
 
 def test_unreadable_tasks_are_not_written(tmp_path):
-    path = tmp_path / "tasks.jsonl"
-    chunk = Chunk(text="x")
-    for task in (
-        Task(id="a", chunks=(chunk,), meta={"x": math.nan}),
-        Task(id="a", chunks=(chunk,), meta={"x": object()}),
-        Task(id="a", chunks=(chunk,), meta={"x": "\ud800"}),
-        Task(id="a", chunks=(Chunk(text="x", timestamp="soon"),)),
-    ):
+    tasks = [Task(id="a", chunks=(Chunk(text="x"),), meta={"x": value}) for value in (math.nan, object(), "\ud800")]
+    for task in (*tasks, Task(id="a", chunks=(Chunk(text="x", timestamp="soon"),))):
         with pytest.raises(DataError, match="'a'"):
-            save_jsonl([task], path)
+            save_jsonl([task], tmp_path / "tasks.jsonl")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -263,8 +249,7 @@ def test_load_tasks_names_the_fault(arguments, options, says):
 
 def test_long_chunks_are_split_on_the_way(tmp_path):
     turns = [{"speaker": "Ana", "text": f"Word {n}."} for n in range(9)]
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(json.dumps({**GOOD, "chunks": [{"turns": turns}]}))
+    path = write(tmp_path / "tasks.jsonl", [{**GOOD, "chunks": [{"turns": turns}]}])
     assert [len(chunk.turns) for chunk in load_tasks(path, chunk_tokens=10)[0].chunks] == [3, 3, 3]
     for size in (0, "10", True):
         with pytest.raises(DataError, match=r"chunk_tokens=.*: a whole number from 1 is needed"):
@@ -272,8 +257,7 @@ def test_long_chunks_are_split_on_the_way(tmp_path):
 
 
 def test_questions_without_ids_are_numbered(tmp_path):
-    path = tmp_path / "tasks.jsonl"
-    path.write_text(json.dumps({**GOOD, "questions": [{"question": "Where?"}, {"id": "b", "question": "Who?"}]}))
+    path = write(tmp_path / "tasks.jsonl", [{**GOOD, "questions": [{"question": "Where?"}, {**ASKED, "id": "b"}]}])
     (task,) = load_jsonl(path)
     assert [question.id for question in task.questions] == ["q0", "b"]
     save_jsonl([task], path)
