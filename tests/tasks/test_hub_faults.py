@@ -25,17 +25,7 @@ from hypothesis import strategies as st
 from official import JSON, replace_at, value_paths
 
 from memalpha.errors import DataError
-from memalpha.tasks.datasets import (
-    beam,
-    halumem,
-    longmemeval,
-    memalpha_sets,
-    memoryagentbench,
-    perltqa,
-    personamem,
-    single_turn,
-    transcripts,
-)
+from memalpha.tasks.catalog import load_set
 
 CHAPTER = {"text": "It rained. " * 4000, "summary": [{"source": "a", "text": "Rain."}], "book_title": "Emma"}
 ROW = {
@@ -49,42 +39,42 @@ def as_history(value, folder):
     write(folder / "data/h.json", value)
     query = {"persona_id": "1", "user_query": "?", "correct_answer": "a", "incorrect_answers": "['b']"}
     write(folder / "benchmark.csv", [{**query, "chat_history_32k_link": "data/h.json"}])
-    return personamem.load_personamem_v2(folder)
+    return load_set("personamem_v2", data=folder)
 
 
 def as_contexts(value, folder):
     write(folder / "questions_32k.csv", [personamem_question("q1", 2)])
     write(folder / "shared_contexts_32k.jsonl", [value])
-    return personamem.load_personamem(folder)
+    return load_set("personamem", data=folder)
 
 
 def as_characters(value, folder):
     memory, people = value if isinstance(value, list) and len(value) == 2 else (value, value)
     write(folder / "perltmem_en_v2.json", memory)
     write(folder / "perltqa_en_v2.json", people)
-    return perltqa.load(folder)
+    return load_set("perltqa", data=folder)
 
 
 def as_probes(value, folder):
     row = {"conversation_id": "5", "chat": [FIRST], "probing_questions": repr(value)}
-    return beam.load_beam(write(folder / "x.parquet", [row]))
+    return load_set("beam", data=write(folder / "x.parquet", [row]))
 
 
 def as_row(value, folder):
     texts = {key: json.dumps(value[key]) if key in value else None for key in ROW} if isinstance(value, dict) else {}
-    return memalpha_sets.load_memalpha(write(folder / "x.parquet", [{**row("squad", [], []), **texts}]))
+    return load_set("memalpha", data=write(folder / "x.parquet", [{**row("squad", [], []), **texts}]))
 
 
 def as_talk(value, folder):
     turns = context("longmemeval_s*", repr(value), ["q"], [["a"]])
-    return memoryagentbench.load(write(folder / "x.parquet", [turns]))
+    return load_set("memoryagentbench", data=write(folder / "x.parquet", [turns]))
 
 
 LOADERS = {
-    "longmemeval": (LONGMEMEVAL, lambda value, folder: longmemeval.load(write(folder / "x.json", value))),
-    "halumem": (USER, lambda value, folder: halumem.load(write(folder / "x.jsonl", [value]))),
-    "qmsum": (MEETING, lambda value, folder: transcripts.load_qmsum(write(folder / "x.jsonl", [value]))),
-    "booksum": (CHAPTER, lambda value, folder: single_turn.load_booksum(write(folder / "x.jsonl", [value]))),
+    "longmemeval": (LONGMEMEVAL, lambda value, folder: load_set("longmemeval", data=write(folder / "x.json", value))),
+    "halumem": (USER, lambda value, folder: load_set("halumem", data=write(folder / "x.jsonl", [value]))),
+    "qmsum": (MEETING, lambda value, folder: load_set("qmsum", data=write(folder / "x.jsonl", [value]))),
+    "booksum": (CHAPTER, lambda value, folder: load_set("booksum", data=write(folder / "x.jsonl", [value]))),
     "perltqa": ([MEMORY, [{"Xia": PERSON}]], as_characters),
     "personamem": ({"c1": PERSONAMEM_MESSAGES}, as_contexts),
     "personamem_v2": ({"chat_history": PERSONAMEM_MESSAGES}, as_history),
@@ -105,29 +95,28 @@ def test_corrupted_files_are_read_or_refused(tmp_path_factory, name, data):
     except DataError as error:
         assert str(error)
     else:
-        if tasks:
-            legal(tasks, folder)
+        legal(tasks, folder)
 
 
 def as_beam_row(row, folder):
     good = {"conversation_id": "5", "chat": [FIRST], "probing_questions": repr(PROBES)}
-    return beam.load_beam(write(folder / "x.parquet", [{**good, **row}]))
+    return load_set("beam", data=write(folder / "x.parquet", [{**good, **row}]))
 
 
 def as_memalpha_row(bad, folder):
-    return memalpha_sets.load_memalpha(write(folder / "x.parquet", [{**row("squad", ["text"], []), **bad}]))
+    return load_set("memalpha", data=write(folder / "x.parquet", [{**row("squad", ["text"], []), **bad}]))
 
 
 def as_question(question, folder):
     write(folder / "questions_32k.csv", [question])
     write(folder / "shared_contexts_32k.jsonl", [{"c1": PERSONAMEM_MESSAGES}])
-    return personamem.load_personamem(folder)
+    return load_set("personamem", data=folder)
 
 
 ROWS = {
     "beam row": as_beam_row,
     "memalpha row": as_memalpha_row,
-    "mab row": lambda row, folder: memoryagentbench.load(write(folder / "x.parquet", [row])),
+    "mab row": lambda row, folder: load_set("memoryagentbench", data=write(folder / "x.parquet", [row])),
     "personamem row": as_question,
 }
 SESSION, XIA = ("sessions", 0), (1, 0, "Xia")

@@ -28,53 +28,30 @@ json_values = st.recursive(
 )
 
 
+metas = st.dictionaries(texts, json_values, max_size=2)
+
+
 @st.composite
 def any_task(draw):
     turn_ids = iter(range(1000))
-    speaker_turns = st.builds(
-        SpeakerTurn, speaker=texts, text=filled, id=st.none() | st.builds(lambda: str(next(turn_ids)))
+    ids = st.none() | st.builds(lambda: str(next(turn_ids)))
+    turns = st.lists(st.builds(SpeakerTurn, speaker=texts, text=filled, id=ids), min_size=1, max_size=3).map(tuple)
+    any_chunk = st.builds(Chunk, text=filled, timestamp=dates) | st.builds(Chunk, turns=turns, timestamp=dates)
+    chunks = draw(st.lists(any_chunk, min_size=1, max_size=3))
+    index, last, maybe = st.integers(0, len(chunks) - 1), len(chunks) - 1, st.none() | texts
+    answers, at = st.lists(filled, max_size=2).map(tuple), st.none() | index
+    asked = st.builds(
+        Question, id=st.just(""), question=filled, answers=answers, category=maybe, asked_after_chunk=at, meta=metas
     )
-    chunks = draw(
-        st.lists(
-            st.builds(Chunk, text=filled, timestamp=dates)
-            | st.builds(Chunk, turns=st.lists(speaker_turns, min_size=1, max_size=3).map(tuple), timestamp=dates),
-            min_size=1,
-            max_size=3,
-        )
-    )
-    last = len(chunks) - 1
-    index = st.integers(0, last)
-    questions = [
-        Question(
-            id=f"q{number}",
-            question=draw(filled),
-            answers=tuple(draw(st.lists(filled, max_size=2))),
-            category=draw(st.none() | texts),
-            asked_after_chunk=draw(st.none() | index),
-            meta=draw(st.dictionaries(texts, json_values, max_size=2)),
-        )
-        for number in range(draw(st.integers(0, 2)))
-    ]
-    stated = st.builds(
-        GoldOperation,
-        kind=st.sampled_from(["insert", "core_update"]),
-        chunk=index,
-        category=texts,
-        content=filled,
-        replaces=st.none() | texts,
-        timestamp=dates,
-    )
+    questions = [item.model_copy(update={"id": f"q{n}"}) for n, item in enumerate(draw(st.lists(asked, max_size=2)))]
+    said = {"chunk": index, "category": texts, "content": filled, "replaces": maybe, "timestamp": dates}
+    stated = st.builds(GoldOperation, kind=st.sampled_from(["insert", "core_update"]), **said)
     operations = draw(st.lists(stated, max_size=2))
     if operations and operations[0].kind == "insert":
         ended = {"category": operations[0].category, "replaces": operations[0].content, "content": draw(filled)}
         operations.append(GoldOperation(kind=draw(st.sampled_from(["update", "delete"])), chunk=last, **ended))
-    return Task(
-        id=draw(filled),
-        chunks=tuple(chunks),
-        questions=tuple(questions),
-        gold_operations=tuple(operations),
-        meta=draw(st.dictionaries(texts, json_values, max_size=2)),
-    )
+    fields = {"questions": tuple(questions), "gold_operations": tuple(operations), "meta": draw(metas)}
+    return Task(id=draw(filled), chunks=tuple(chunks), **fields)
 
 
 @given(st.lists(any_task(), min_size=1, max_size=3, unique_by=lambda task: task.id))

@@ -18,17 +18,10 @@ from memalpha.tasks.synthetic.worlds import drill, generate, shaped, tasks
 
 DEMO = WorldConfig(temporal_questions=True)
 SMALL = WorldConfig(preset="full", tokens=3000)
-worlds = st.builds(
-    WorldConfig,
-    split=st.sampled_from(["train", "test"]),
-    pseudo_values=st.sampled_from([0.0, 0.6, 1.0]),
-    temporal_questions=st.booleans(),
-) | st.builds(
-    WorldConfig,
-    preset=st.just("full"),
-    split=st.sampled_from(["train", "test"]),
-    pseudo_values=st.sampled_from([0.0, 0.6]),
-    tokens=st.sampled_from([200, 2000, 12000]),
+splits, lengths = st.sampled_from(["train", "test"]), st.sampled_from([200, 2000, 12000])
+shares, few_shares = st.sampled_from([0.0, 0.6, 1.0]), st.sampled_from([0.0, 0.6])
+worlds = st.builds(WorldConfig, split=splits, pseudo_values=shares, temporal_questions=st.booleans()) | st.builds(
+    WorldConfig, preset=st.just("full"), split=splits, pseudo_values=few_shares, tokens=lengths
 )
 seeds = st.integers(0, 10**6)
 
