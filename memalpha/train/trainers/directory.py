@@ -280,9 +280,8 @@ class RunDirectory:
         recorded = self.load_settings() if (self.path / "config.yaml").exists() else settings
         with suppress(ValidationError):  # a key that is newer than the run gets its default
             recorded = json.loads(type(config).model_validate(recorded).model_dump_json())
-        current = _flatten_settings(settings)
-        groups = {key.partition(".")[0] for key in current}
-        recorded = _flatten_settings({key: value for key, value in recorded.items() if key in groups})
+        current = flatten_settings(settings)
+        recorded = flatten_settings({key: value for key, value in recorded.items() if key in settings})
         keys = {**current, **recorded}.keys() - CHANGEABLE_ON_RESUME
         changed = sorted(key for key in keys if recorded.get(key) != current.get(key))
         if changed:
@@ -440,11 +439,9 @@ class RunDirectory:
         return summary if summary.get("steps") == stop else None
 
 
-def _flatten_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings by name, those of a group as `group.name`."""
+def flatten_settings(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    """Return settings by their full names, those of a group as `group.name`."""
     flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= {f"{key}.{name}": part for name, part in value.items()} if isinstance(value, dict) else {key: value}
-    if isinstance(sampler := flat.get("sampling.sampler"), dict):
-        flat |= {"sampling.sampler": "a server"} | {f"sampling.sampler.{name}": part for name, part in sampler.items()}
-    return flat
+    for name, value in settings.items():
+        flat |= flatten_settings(value, f"{group}{name}.") if isinstance(value, dict) else {group + name: value}
+    return flat | ({"sampling.sampler": "a server"} if "sampling.sampler.url" in flat else {})

@@ -162,7 +162,10 @@ class TaskEvaluations(Evaluations):
 
     def summary(self) -> dict[str, Any]:
         """Evaluate the held-out tasks and return both evaluations."""
-        after = self.evaluate("after")
+        return self.summarize(self.evaluate("after"))
+
+    def summarize(self, after: Report) -> dict[str, Any]:
+        """Return the evaluations before and after."""
         before = self.directory.world.run_on_main(lambda: self.directory.read_json("eval/before.json"))
         kind = {"task": after.summary["task"]} if "task" in after.summary else {}
         counts = {"tasks": len(self.held_out), "questions": len(after.records)}

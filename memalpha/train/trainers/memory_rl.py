@@ -233,21 +233,12 @@ class MemoryEvaluations(TaskEvaluations):
             )
         return accuracy, f"that name evidence ({count}) from that evidence itself"
 
-    def summary(self) -> dict[str, Any]:
-        """Evaluate the held-out tasks and return all evaluations."""
-        after = self.evaluate("after")
-        return self.directory.world.run_on_main(lambda: self._collect_evaluations(after))
-
-    def _collect_evaluations(self, after: Report) -> dict[str, Any]:
+    def summarize(self, after: Report) -> dict[str, Any]:
         """Complete the recorded conversations and return all evaluations."""
-        walks = {group.task.id: (group.trajectories[0], after.records) for group in after.groups}
-        add_walks(self.folder / "example.json", "after", walks)
-        names = ("before", "after", *self.baselines)
-        systems = {name: self.directory.read_json(f"eval/{name}.json") for name in names}
-        return {
-            "tasks": len(self.held_out),
-            "questions": len(after.records),
-            "before": systems.pop("before"),
-            "after": systems.pop("after"),
-            "baselines": systems,
-        }
+
+        def complete() -> dict[str, Any]:
+            walks = {group.task.id: (group.trajectories[0], after.records) for group in after.groups}
+            add_walks(self.folder / "example.json", "after", walks)
+            return {name: self.directory.read_json(f"eval/{name}.json") for name in self.baselines}
+
+        return {**super().summarize(after), "baselines": self.directory.world.run_on_main(complete)}

@@ -25,7 +25,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState
 
 from memalpha.config import LearnerConfig
 from memalpha.errors import ConfigError
-from memalpha.train.trainers.directory import RUN_FILE, RunDirectory
+from memalpha.train.trainers.directory import RUN_FILE, RunDirectory, flatten_settings
 
 LogStep = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], None]
 """Logs a line of `metrics.jsonl`, and rollouts of its step."""
@@ -236,7 +236,9 @@ def open_trackers(config: LearnerConfig, step: int, is_main: bool) -> Iterator[L
             tracker.start()
             opened.callback(tracker.finish)
             if name != "tensorboard":  # writes a folder for each start
-                tracker.store_init_configuration(_flatten(json.loads(config.model_dump_json())))
+                settings = flatten_settings(json.loads(config.model_dump_json()))
+                texts = {name: str(value) for name, value in settings.items() if isinstance(value, list)}
+                tracker.store_init_configuration(settings | texts)
             trackers.append(tracker)
 
         def log(metrics: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]]) -> None:
@@ -272,17 +274,6 @@ def _make_tracker(name: str, config: LearnerConfig, step: int) -> Any:
         project = os.environ.get("WANDB_PROJECT", PROJECT)
         return kind(project, id=id, name=out.name, dir=str(out), resume="allow")
     return kind(os.environ.get("COMET_PROJECT_NAME", PROJECT) if name == "comet_ml" else PROJECT)
-
-
-def _flatten(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
-    """Return settings by their full names, lists as text."""
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            flat |= _flatten(value, f"{group}{name}.")
-        else:
-            flat[group + name] = str(value) if isinstance(value, list) else value
-    return flat
 
 
 def _rollout_row(line: Mapping[str, Any]) -> list[Any]:

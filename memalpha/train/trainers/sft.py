@@ -71,71 +71,6 @@ BEFORE_TRAINING = -1
 Rows = list[TrainingSample]
 
 
-class RejectionSampling:
-    """The best rollouts of each task, sampled anew in each of `rounds` rounds, which divide the schedule evenly.
-
-    Args:
-        config: Settings of the run.
-        directory: Run directory; keeps the rows of each round.
-        source: Training tasks.
-        worker: Samples and scores rollouts.
-        display: Shows what a round gave.
-
-    Attributes:
-        rows: Rows of the current round.
-        first_step: First step of the round.
-    """
-
-    def __init__(
-        self,
-        config: SFTConfig,
-        directory: RunDirectory,
-        source: TaskSource,
-        worker: RolloutWorker[Task],
-        display: Display,
-    ) -> None:
-        self.config, self.directory, self.source = config, directory, source
-        self.worker, self.display = worker, display
-        self.rows: Rows = []
-        self.first_step = BEFORE_TRAINING
-
-    def advance(self, step: int) -> dict[str, Any]:
-        """Sample the round that starts at `step`, keep its best rollouts as rows, and return metrics of the round.
-
-        A resumed run reads the rows of a round under way.
-        """
-        config = self.config
-        starts = [index * config.optimizer.schedule_steps // config.rounds for index in range(config.rounds)]
-        number, round_start = max((index, start) for index, start in enumerate(starts) if start <= step)
-        if round_start != step:
-            if self.first_step != round_start:
-                self.rows, _ = self.directory.world.run_on_main(lambda: _read_rows(self.directory, round_start))
-                self.first_step = round_start
-            return {}
-        tasks = _round_tasks(self.config, self.source, number)
-        rewards, best_count, rows, left_out = [], 0, [], 0
-        for first in range(0, len(tasks), TASKS_PER_BATCH):
-            batch = tasks[first : first + TASKS_PER_BATCH]
-            groups, _ = self.worker.collect_attempts(batch, number * len(tasks) + first)  # seeds the noise
-            rewards += [t.reward.total for group in groups for t in group.trajectories if t.reward is not None]
-            best = best_rollouts(groups)
-            best_count += len(best)
-            batch_rows, batch_left_out = imitation_rows(best)
-            rows, left_out = rows + batch_rows, left_out + batch_left_out
-        if not rows:
-            raise TrainingError(
-                f"source=best: of {len(tasks)} tasks none has a rollout that is better than its siblings and has a "
-                "turn to imitate: raise tasks, group_size or temperature"
-            )
-        _append_rows(self.directory, step, rows)
-        self.rows, self.first_step = rows, step
-        self.display.log(
-            f"round {number + 1}/{self.config.rounds}: {len(rows)} rows of the best rollouts of {best_count} tasks "
-            f"({len(tasks) - best_count} without a best one; {left_out} turns left out: a call failed, or was cut off)"
-        )
-        return {"reward": sum(rewards) / len(rewards), "rows": len(rows), "groups_kept": best_count / len(tasks)}
-
-
 def load_fixed_rows(
     config: SFTConfig,
     directory: RunDirectory,
@@ -352,16 +287,13 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
         rewards = MemoryReward(config.reward.kept_in(config.out), policy.count_tokens)
         scorer = MemoryScorer(policies.load_reader(config.reader), rewards, embedder)
     directory.claim(config, None if source is None else source.fingerprint)
-    sampling, rows, held_out = None, [], []
-    if is_rejection_sampling:
-        assert source is not None and scorer is not None
-        worker = RolloutWorker(rollouts, scorer, config, world)
-        sampling = RejectionSampling(config, directory, source, worker, display)
-    else:
+    rows, held_out = [], []
+    if not is_rejection_sampling:
         rows, held_out = world.run_on_main(
             lambda: load_fixed_rows(config, directory, policy, writing, source, scorer, display)
         )
-    tasks = None
+    learner = ImitationLearner(engine, [content_tokens(policy, row, config.agent.reply_form) for row in held_out])
+    training_step, tasks = ImitationStep(config, learner, rows), None
     if source is not None and scorer is not None and (evaluates or is_rejection_sampling):
         tasks = TaskEvaluations(
             Evaluator(rollouts, scorer, world),
@@ -372,9 +304,9 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
             notes=scorer.rewards.notes(source.held_out, "held-out tasks"),
             stop_below=config.evaluation.stop_below if is_rejection_sampling else None,
         )
-    content = [content_tokens(policy, row, config.agent.reply_form) for row in held_out]
-    learner = ImitationLearner(engine, content)
-    training_step = ImitationStep(config, learner, rows, sampling)
+        if is_rejection_sampling:
+            worker = RolloutWorker(rollouts, scorer, config, world)
+            training_step = RejectionSampling(config, learner, directory, source, worker, display)
     evaluations = ImitationEvaluations(learner, held_out, tasks)
     return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
@@ -417,31 +349,92 @@ class ImitationStep(RowStep[TrainingSample]):
     Args:
         config: Settings of the run.
         learner: Lowers the cross-entropy.
-        rows: Rows to imitate in all steps; [] if `sampling` gives them.
-        sampling: Samples rows anew in rounds.
+        rows: Rows to imitate in all steps; [] if they are sampled.
+
+    Attributes:
+        first_step: First step of the rows.
     """
 
     log_files = ("rows.jsonl",)
 
-    def __init__(
-        self, config: SFTConfig, learner: ImitationLearner, rows: Rows, sampling: RejectionSampling | None = None
-    ) -> None:
+    def __init__(self, config: SFTConfig, learner: ImitationLearner, rows: Rows) -> None:
         super().__init__(config, learner, rows, config.optimizer.batch_rows, "rows")
-        self.sampling = sampling
+        self.first_step = BEFORE_TRAINING
 
     def prepare(self, step: int) -> tuple[Rows, dict[str, Any]]:
         """Return the rows of a step, and metrics of what was sampled for it."""
-        first_step, round_metrics = BEFORE_TRAINING, {}
-        if self.sampling is not None:
-            round_metrics = self.sampling.advance(step)
-            self.rows, first_step = self.sampling.rows, self.sampling.first_step
-        first = (step - max(first_step, 0)) * self.batch_size
-        return self.rows_at(first, f"{self.config.seed}|{first_step}"), round_metrics
+        first = (step - max(self.first_step, 0)) * self.batch_size
+        return self.rows_at(first, f"{self.config.seed}|{self.first_step}"), {}
 
     def train(self, batch: tuple[Rows, dict[str, Any]], step: int) -> dict[str, Any]:
         """Lower the cross-entropy of the rows."""
         rows, round_metrics = batch
         return {**round_metrics, **super().train(rows, step)}
+
+
+class RejectionSampling(ImitationStep):
+    """Imitate the best rollouts of each task, sampled anew in `rounds` rounds, which divide the schedule evenly.
+
+    Args:
+        config: Settings of the run.
+        learner: Lowers the cross-entropy.
+        directory: Run directory; keeps the rows of each round.
+        source: Training tasks.
+        worker: Samples and scores rollouts.
+        display: Shows what a round gave.
+    """
+
+    def __init__(
+        self,
+        config: SFTConfig,
+        learner: ImitationLearner,
+        directory: RunDirectory,
+        source: TaskSource,
+        worker: RolloutWorker[Task],
+        display: Display,
+    ) -> None:
+        super().__init__(config, learner, [])
+        self.directory, self.source, self.worker, self.display = directory, source, worker, display
+
+    def prepare(self, step: int) -> tuple[Rows, dict[str, Any]]:
+        """Return the rows of a step; sample the round that starts at `step`, if any.
+
+        A resumed run reads the rows of a round under way.
+        """
+        count, round_metrics = self.config.rounds, {}
+        starts = [index * self.config.optimizer.schedule_steps // count for index in range(count)]
+        number, round_start = max((index, start) for index, start in enumerate(starts) if start <= step)
+        if round_start == step:
+            self.rows, round_metrics = self._sample_round(number, step)
+        elif self.first_step != round_start:
+            self.rows, _ = self.directory.world.run_on_main(lambda: _read_rows(self.directory, round_start))
+        self.first_step = round_start
+        return super().prepare(step)[0], round_metrics
+
+    def _sample_round(self, number: int, step: int) -> tuple[Rows, dict[str, Any]]:
+        """Sample rollouts, keep the best of each task as rows, and return metrics of the round."""
+        tasks = _round_tasks(self.config, self.source, number)
+        rewards, best_count, rows, left_out = [], 0, [], 0
+        for first in range(0, len(tasks), TASKS_PER_BATCH):
+            batch = tasks[first : first + TASKS_PER_BATCH]
+            groups, _ = self.worker.collect_attempts(batch, number * len(tasks) + first)  # seeds the noise
+            rewards += [t.reward.total for group in groups for t in group.trajectories if t.reward is not None]
+            best = best_rollouts(groups)
+            best_count += len(best)
+            batch_rows, batch_left_out = imitation_rows(best)
+            rows, left_out = rows + batch_rows, left_out + batch_left_out
+        if not rows:
+            raise TrainingError(
+                f"source=best: of {len(tasks)} tasks none has a rollout that is better than its siblings and has a "
+                "turn to imitate: raise tasks, group_size or temperature"
+            )
+        _append_rows(self.directory, step, rows)
+        self.display.log(
+            f"round {number + 1}/{self.config.rounds}: {len(rows)} rows of the best rollouts of {best_count} tasks "
+            f"({len(tasks) - best_count} without a best one; {left_out} turns left out: a call failed, or was cut off)"
+        )
+        kept = {"rows": len(rows), "groups_kept": best_count / len(tasks)}
+        return rows, {"reward": sum(rewards) / len(rewards), **kept}
 
 
 class ImitationEvaluations(RowEvaluations[TrainingSample]):
