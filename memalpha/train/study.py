@@ -150,8 +150,7 @@ def _train(study: StudyConfig, log: Callable[[str], None], pair: tuple[str, int]
     if status:
         lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return f"{run.name} ended with {status} ({path}): {lines[-1] if lines else 'no output'}"
-    accuracy = json.loads((run / "summary.json").read_text(encoding="utf-8"))["after"]["accuracy"]
-    log(f"{run.name}: accuracy {accuracy:.3f}")
+    log(f"{run.name}: accuracy {_load_summary(run)['after']['accuracy']:.3f}")
     return None
 
 
@@ -162,20 +161,14 @@ def _words(overrides: Mapping[str, Any]) -> list[str]:
 
 def collect_results(study: StudyConfig) -> dict[str, Any]:
     """Return the results of finished runs as JSON: by variant, with differences to the baseline."""
-    summaries = {
-        name: [json.loads((study.run(name, seed) / "summary.json").read_text(encoding="utf-8")) for seed in study.seeds]
-        for name in study.variants
-    }
-    curves = {name: [validation_curve(study.run(name, seed)) for seed in study.seeds] for name in study.variants}
-    comparison = compare(
-        [
-            ComparedSystem(
-                name, tuple(tuple(load_records(study.run(name, seed) / "eval" / "after.jsonl")) for seed in study.seeds)
-            )
-            for name in study.variants
-        ],
-        value="correct",
-    )
+    runs = {name: [study.run(name, seed) for seed in study.seeds] for name in study.variants}
+    summaries = {name: list(map(_load_summary, paths)) for name, paths in runs.items()}
+    curves = {name: list(map(validation_curve, paths)) for name, paths in runs.items()}
+    systems = [
+        ComparedSystem(name, tuple(tuple(load_records(path / "eval" / "after.jsonl")) for path in paths))
+        for name, paths in runs.items()
+    ]
+    comparison = compare(systems, value="correct")
     means = {line.system: line for line in comparison.lines if line.ability == "all"}
     reached = [curve[-1][0] for of_variant in curves.values() for curve in of_variant if curve]
     budgets = [share * min(reached) for share in BUDGETS] if all(all(of) for of in curves.values()) else []
@@ -198,9 +191,7 @@ def collect_results(study: StudyConfig) -> dict[str, Any]:
                 against.p if against.difference.interval else None,
             ],
             "figures": {figure: mean(numbers) for figure, numbers in values.items()},
-            "sampled_tokens": [
-                sum(line["sampled_tokens"] for line in _metrics(study.run(name, seed))) for seed in study.seeds
-            ],
+            "sampled_tokens": [sum(line["sampled_tokens"] for line in _load_metrics(path)) for path in runs[name]],
             "curve": [mean_and_deviation([interpolate(curve, budget) for curve in curves[name]]) for budget in budgets],
         }
     first = next(iter(summaries.values()))[0]
@@ -220,17 +211,20 @@ def collect_results(study: StudyConfig) -> dict[str, Any]:
 
 def validation_curve(run: Path) -> list[tuple[int, float]]:
     """Return (sampled tokens so far, validation accuracy) at the start and at each validation of a run."""
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    start = summary["start_validation"].get("validation_accuracy")
+    start = _load_summary(run)["start_validation"].get("validation_accuracy")
     tokens, curve = 0, [] if start is None else [(0, start)]
-    for line in _metrics(run):
+    for line in _load_metrics(run):
         tokens += line["sampled_tokens"]
         if line.get("validation_accuracy") is not None:
             curve.append((tokens, line["validation_accuracy"]))
     return curve
 
 
-def _metrics(run: Path) -> list[dict[str, Any]]:
+def _load_summary(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text(encoding="utf-8"))
+
+
+def _load_metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 

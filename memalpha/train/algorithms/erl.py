@@ -47,9 +47,9 @@ from memalpha.environments.engine import Start
 from memalpha.errors import ConfigError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.report import Record
-from memalpha.train.algorithms.base import Scorer
+from memalpha.train.algorithms.base import Scorer, build_rows
 from memalpha.train.algorithms.grpo import GRPO
-from memalpha.train.data.samples import TrainingSample, is_imitable, policy_gradient_sample
+from memalpha.train.data.samples import TrainingSample, is_imitable
 from memalpha.train.rollouts.reflection import (
     Reflecting,
     ReflectionCandidate,
@@ -192,12 +192,8 @@ def group_by_role(
     for field in ("reflection", "retry", "internalized"):
         for task_index, group in enumerate(groups):
             trajectories = [getattr(second, field) for second in seconds if second.first.task_index == task_index]
-            trajectories = tuple(
-                trajectory
-                for trajectory in trajectories
-                if trajectory is not None and (trajectory.reward is not None or field == "internalized")
-            )
-            role_groups += [TrajectoryGroup(group.task, trajectories)] if trajectories else []
+            kept = tuple(item for item in trajectories if item and (item.reward or field == "internalized"))
+            role_groups += [TrajectoryGroup(group.task, kept)] if kept else []
     return role_groups
 
 
@@ -257,31 +253,18 @@ class ERL(GRPO):
     def annotate(self, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> list[TrainingSample]:
         """Return GRPO's rows of all roles, then the internalized rows."""
         sampled = [group for group in groups if group.trajectories[0].role != INTERNALIZED]
-        attempt_rows = sum(
-            len(trajectory.turns)
-            for group in sampled
-            for trajectory in group.trajectories
-            if trajectory.role == "attempt"
-        )
-        internalized = [
-            policy_gradient_sample(turn, task=group.task.id, rollout=trajectory.rollout, role=trajectory.role)
-            for group in groups[len(sampled) :]
-            for trajectory in group.trajectories
-            for turn in trajectory.turns
-        ]
+        rows, internalized = super().annotate(sampled, score), build_rows(groups[len(sampled) :])
+        attempt_rows = sum(row.role == "attempt" for row in rows)
         weight = np.float32(self.settings.internalization_coef * len(internalized) / max(1, attempt_rows))
-        return super().annotate(sampled, score) + [replace(row, ce=row.pg * weight, pg=row.ce) for row in internalized]
+        return rows + [replace(row, ce=row.pg * weight, pg=row.ce) for row in internalized]
 
     def updates(self, samples: Sequence[TrainingSample]) -> dict[str, Sequence[TrainingSample]]:
         """Split off internalization as a second update phase with algorithm 2."""
         if self.settings.algorithm == 1:
             return {"": samples}
-        phases = {"": False, INTERNALIZED: True}
-        rows = {
-            name: [row for row in samples if (row.role == INTERNALIZED) == is_internalization]
-            for name, is_internalization in phases.items()
-        }
-        return {name: part for name, part in rows.items() if part}
+        sampled = [row for row in samples if row.role != INTERNALIZED]
+        internalized = [row for row in samples if row.role == INTERNALIZED]
+        return {name: rows for name, rows in {"": sampled, INTERNALIZED: internalized}.items() if rows}
 
     def finish_step(self, metrics: dict[str, Any]) -> None:
         """Store the new reflection memory; a step interrupted earlier leaves the old one."""

@@ -49,11 +49,11 @@ class GRPO(Algorithm):
         config = self.config
         rows, costs = add_reference_kl(build_rows(groups, config.loss.entropy_coef), score, config)
         extra_rewards = turn_penalties(groups, costs)
-        divisor = None
+        divisor = 1.0
         if config.loss.scale_rewards == "batch":
             divisor = reward_std(groups, extra_rewards) + config.loss.advantage_floor
         advantages = [
-            value
+            value / divisor
             for group, group_extra in zip(groups, extra_rewards, strict=True)
             for turn_advantages in group_advantages(
                 group,
@@ -64,5 +64,4 @@ class GRPO(Algorithm):
             )
             for value in turn_advantages
         ]
-        advantages = advantages if divisor is None else [value / divisor for value in advantages]
         return set_advantages(rows, advantages if self.credit is None else self.credit.add_to(advantages, groups))

@@ -90,23 +90,17 @@ class Demonstrator:
     """
 
     def __init__(self, script: ScriptedPolicy, policy: TransformersPolicy, form: str = "hermes") -> None:
-        self.name = script.name
-        self.count_tokens = policy.count_tokens
-        self._script = script
-        self._policy = policy
-        self._form = form
+        self.name, self.count_tokens = script.name, policy.count_tokens
+        self._script, self._policy, self._form = script, policy, form
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Completion]:
         """Return the script's replies with the ids of prompts and replies; they have no log-probs."""
         completions = []
         for request, reply in zip(requests, self._script.sample(requests), strict=True):
             observation = request.observation
-            source = (
-                f"task {observation.task.id!r}, chunk {observation.chunk.index}"
-                if observation and observation.task
-                else self.name
-            )
-            text = reply.text
+            source, text = self.name, reply.text
+            if observation and observation.task:
+                source = f"task {observation.task.id!r}, chunk {observation.chunk.index}"
             if self._form != "hermes":
                 text = format_calls(parse_calls(text), self._form, observation.entries if observation else ())
             ids = encode_reply(self._policy, text, source)
@@ -385,13 +379,9 @@ def format_advice(operations: Sequence[GoldOperation], style: str) -> str:
     points = list(dict.fromkeys(map(operation_point, operations)))
     if style == "compact":
         return ",".join(f"{key}:" if stores else f"-{key}" for stores, key in points)
-    stored_keys, deleted_keys = (", ".join(key for stores, key in points if stores == kind) for kind in (True, False))
-    parts = [
-        part
-        for part in (stored_keys and f"write down {stored_keys}", deleted_keys and f"delete {deleted_keys}")
-        if part
-    ]
-    text = "; ".join(parts)
+    verbs = {True: "write down", False: "delete"}
+    keys = {verb: ", ".join(key for stores, key in points if stores == kind) for kind, verb in verbs.items()}
+    text = "; ".join(f"{verb} {names}" for verb, names in keys.items() if names)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 

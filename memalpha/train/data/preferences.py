@@ -215,11 +215,8 @@ def read_reward_examples(path: Path, policy: TransformersPolicy, objectives: Seq
         pair, rating = _PAIR & value.keys(), _RATING & value.keys()
         if pair and rating:
             raise DataError(f"{source}: {sorted(rating)[0]}: a line is a pair (chosen, rejected) or a rated completion")
-        example = (
-            _parse_rating(value, policy, objectives, source)
-            if rating
-            else _parse_comparison(value, policy, objectives, source)
-        )
+        parse = _parse_rating if rating else _parse_comparison
+        example = parse(value, policy, objectives, source)
         for prompt, reply in example.rows:
             check_row(policy, [*prompt, *reply], source)
         examples.append(example)

@@ -175,6 +175,7 @@ class BaseEngine:
         self.value_head: dict[str, nn.Parameter] = {}
         self._stepped: dict[str, nn.Parameter] = {}
 
+    @torch.no_grad()
     def optim_step(self, rate: float) -> float:
         """Clip the gradient, step at learning rate `rate`, clear the gradient; returns the unclipped norm.
 
@@ -194,23 +195,20 @@ class BaseEngine:
             group["lr"] = rate * group["share"]
         is_offloaded = self._stepped is not self.trainable
         if is_offloaded:
-            with torch.no_grad():
-                for name, parameter in self.trainable.items():
-                    copy_on_host = self._stepped[name]
-                    copy_on_host.copy_(parameter)  # a checkpoint may have been loaded since the last step
-                    copy_on_host.grad = None if parameter.grad is None else parameter.grad.to("cpu")
-                    parameter.grad = None
+            for name, parameter in self.trainable.items():
+                copy_on_host = self._stepped[name]
+                copy_on_host.copy_(parameter)  # a checkpoint may have been loaded since the last step
+                copy_on_host.grad = None if parameter.grad is None else parameter.grad.to("cpu")
+                parameter.grad = None
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if is_offloaded:
-            with torch.no_grad():
-                for name, parameter in self.trainable.items():
-                    parameter.copy_(self._stepped[name])
+            for name, parameter in self.trainable.items():
+                parameter.copy_(self._stepped[name])
         if self.trained is not self.model:  # a sampler in this process needs the weights whole
-            with torch.no_grad():
-                for name, parameter in self.model.named_parameters():
-                    if name in self.trainable:
-                        parameter.copy_(full_tensor(self.trainable[name]))
+            for name, parameter in self.model.named_parameters():
+                if name in self.trainable:
+                    parameter.copy_(full_tensor(self.trainable[name]))
         return norm
 
     def optimizer_tensors(self) -> dict[str, torch.Tensor]:

@@ -22,6 +22,7 @@ from memalpha.config import LoraConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.model_files import resize_embeddings
 from memalpha.policy.transformers import TransformersPolicy
+from memalpha.train.data.chat_format import encode
 
 MAMBA_TYPES = frozenset({"falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"})
 """Model types in which peft refuses adapters on `MAMBA_FUSED`."""
@@ -153,22 +154,18 @@ def add_tokens(policy: TransformersPolicy, tokens: Sequence[str]) -> list[int]:
         return []
     tokenizer: Any = policy.tokenizer
     model: Any = policy.model
-    spellings = {token: _token_ids(tokenizer, token) for token in tokens}
+    spellings = {token: encode(policy, token) for token in tokens}
     new_tokens = [token for token, ids in spellings.items() if len(ids) != 1]
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in new_tokens])
     for token in new_tokens:
-        if len(_token_ids(tokenizer, token)) != 1:
+        if len(encode(policy, token)) != 1:
             raise ConfigError(f"lora.trainable_tokens: the tokenizer of {policy.name!r} does not take {token!r} whole")
     resize_embeddings(model, len(tokenizer))
     with torch.no_grad():
         for part in (model.get_input_embeddings(), model.get_output_embeddings()):
             for token in new_tokens:
-                part.weight[_token_ids(tokenizer, token)[0]] = part.weight[spellings[token]].mean(dim=0)
-    return [_token_ids(tokenizer, token)[0] for token in dict.fromkeys(tokens)]
-
-
-def _token_ids(tokenizer: Any, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
+                part.weight[encode(policy, token)[0]] = part.weight[spellings[token]].mean(dim=0)
+    return [encode(policy, token)[0] for token in dict.fromkeys(tokens)]
 
 
 def last_layers(model: PreTrainedModel, count: int, name: str) -> tuple[str, int]:

@@ -31,7 +31,6 @@ from typing import Any, Generic
 import numpy as np
 from pydantic import TypeAdapter
 
-from memalpha.config import ReinforcementConfig
 from memalpha.environments.engine import EpisodePool, RunningEpisode, Start, is_lock_step
 from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import CheckpointError, ConfigError
@@ -65,7 +64,6 @@ class GroupSource:
     """Queue of scored groups, sampled in this process a whole step at a time, `staleness` steps before it is learned.
 
     Args:
-        config: Settings of the run.
         tasks: Training tasks.
         worker: Samples and scores rollouts.
 
@@ -75,8 +73,8 @@ class GroupSource:
         unfinished: Numbers of tasks whose groups were under way at the last checkpoint; they start first.
     """
 
-    def __init__(self, config: ReinforcementConfig, tasks: TrainingTasks[Any], worker: RolloutWorker[Any]) -> None:
-        self.config, self.tasks, self.worker = config, tasks, worker
+    def __init__(self, tasks: TrainingTasks[Any], worker: RolloutWorker[Any]) -> None:
+        self.tasks, self.worker, config = tasks, worker, worker.config
         self.staleness, self.step_size = config.sampling.staleness, config.tasks_per_step
         self.limit = config.optimizer.schedule_steps * self.step_size
         self.scored: dict[int, ScoredGroup[Any]] = {}
@@ -170,23 +168,16 @@ class ServerSource(GroupSource):
     queue. All else is done in the caller's thread, and episodes are only touched there while the other one rests.
 
     Args:
-        config: Settings of the run.
         tasks: Training tasks.
         worker: Samples and scores rollouts.
         policy: Policy on the server.
     """
 
-    def __init__(
-        self,
-        config: ReinforcementConfig,
-        tasks: TrainingTasks[Any],
-        worker: RolloutWorker[Any],
-        policy: VllmPolicy,
-    ) -> None:
-        super().__init__(config, tasks, worker)
+    def __init__(self, tasks: TrainingTasks[Any], worker: RolloutWorker[Any], policy: VllmPolicy) -> None:
+        super().__init__(tasks, worker)
         self.policy = policy
         self._requests = RequestQueue(policy)
-        self._pool = EpisodePool(self._requests, config.sampling.temperature, config.seed)
+        self._pool = EpisodePool(self._requests, worker.config.sampling.temperature, worker.config.seed)
         self._running: dict[int, list[RunningEpisode]] = {}  # episodes of the groups that are not in `scored` yet
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memalpha samples ahead")
         self._sampling: Future[None] | None = None  # work of the thread; None before the first step
@@ -266,7 +257,7 @@ class ServerSource(GroupSource):
             task, (step, index) = self.task(number), divmod(number, self.step_size)
             self._running[number] = [
                 RunningEpisode(self.worker.engine, Start(task, index, rollout), step)
-                for rollout in range(self.config.sampling.group_size)
+                for rollout in range(self.worker.config.sampling.group_size)
             ]
             self._pool.waiting += self._running[number]
 
@@ -279,15 +270,11 @@ class ServerSource(GroupSource):
             numbers = sorted(number for number in ended if all(episode.done for episode in self._running[number]))
             if not numbers:
                 continue
-            groups, records = scorer.score(
-                [
-                    TrajectoryGroup(
-                        self._running[number][0].start.task,
-                        tuple(episode.trajectory("attempt") for episode in self._running[number]),
-                    )
-                    for number in numbers
-                ]
-            )
+            sampled = [
+                TrajectoryGroup(episodes[0].start.task, tuple(episode.trajectory("attempt") for episode in episodes))
+                for episodes in (self._running[number] for number in numbers)
+            ]
+            groups, records = scorer.score(sampled)
             for number, group, answers in zip(numbers, groups, scorer.group_records(groups, records), strict=True):
                 oldest = _oldest_step(self._running[number])
                 assert oldest is not None
@@ -321,24 +308,21 @@ class ServerSource(GroupSource):
         self._dropped += len(stale)
 
 
-def make_source(
-    config: ReinforcementConfig, tasks: TrainingTasks[Any], worker: RolloutWorker[Any]
-) -> GroupSource | None:
+def make_source(tasks: TrainingTasks[Any], worker: RolloutWorker[Any]) -> GroupSource | None:
     """Return what samples ahead of learning; None with `sampling.staleness=0`.
 
     Args:
-        config: Settings of the run.
         tasks: Training tasks.
         worker: Samples and scores rollouts, in this process or on a server.
 
     Raises:
         ConfigError: The environment cannot run at its own pace, or several processes share what cannot be shared.
     """
-    if not config.sampling.staleness:
+    if not worker.config.sampling.staleness:
         return None
     policy = worker.engine.policy
     if not isinstance(policy, VllmPolicy):
-        return GroupSource(config, tasks, worker)
+        return GroupSource(tasks, worker)
     if worker.world.size > 1:
         raise ConfigError(
             f"sampling.staleness: {worker.world.size} processes cannot learn beside a server yet: set staleness=0, or "
@@ -349,7 +333,7 @@ def make_source(
             "sampling.staleness: the environment steps all its episodes together: set lock_step=False in its class, or "
             "staleness=0"
         )
-    return ServerSource(config, tasks, worker, policy)
+    return ServerSource(tasks, worker, policy)
 
 
 def _oldest_step(episodes: Sequence[RunningEpisode]) -> int | None:

@@ -50,11 +50,9 @@ class TaskSource(FileTasks[Task]):
 
     def __init__(self, config: TrainConfig | SFTConfig) -> None:
         super().__init__(config)
-        eval_tasks = (
-            None
-            if config.evaluation.data is None
-            else load_evaluation_tasks(config.evaluation.data, config.evaluation.tasks)
-        )
+        eval_tasks = None
+        if config.evaluation.data is not None:
+            eval_tasks = load_evaluation_tasks(config.evaluation.data, config.evaluation.tasks)
         if config.train_on_evaluation_split and config.data in ("synthetic", "babi"):
             raise ConfigError(
                 f"train_on_evaluation_split: has no effect with data={config.data}, which trains on its training split "

@@ -80,10 +80,7 @@ class FrozenPolicies:
                 return reader
             return with_prompt_style(reader, self.load(reader.policy, "reader.policy") if reader.policy else trained)
 
-        updates: dict[str, Any] = {
-            "agent": with_prompt_style(config.agent, trained),
-            "reader": prompted(config.reader),
-        }
+        updates = {"agent": with_prompt_style(config.agent, trained), "reader": prompted(config.reader)}
         if config.reward.reader is not None:
             updates["reward"] = config.reward.model_copy(update={"reader": prompted(config.reward.reader)})
         return config.model_copy(update=updates)
@@ -178,9 +175,8 @@ class TaskEvaluations(Evaluations):
             name: Name of the evaluation.
             evaluator: Evaluates another policy; None evaluates the trained one.
         """
-        with self.display.task_progress(
-            f"evaluating {name} on {counted(len(self.held_out), 'held-out task')}"
-        ) as progress:
+        title = f"evaluating {name} on {counted(len(self.held_out), 'held-out task')}"
+        with self.display.task_progress(title) as progress:
             report = (evaluator or self.evaluator).evaluate(name, self.held_out, progress=progress)
         if self.directory.world.is_main:
             report.save(self.directory.path)

@@ -137,10 +137,8 @@ def _attempt_metrics(
     names = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
     names += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
     turns = [turn for trajectory in attempts for turn in trajectory.turns]
-    metrics = {
-        **{name: summary[name] for name in names},
-        "calls": sum(len(turn.calls) for turn in turns) / len(attempts),
-    }
+    metrics = {name: summary[name] for name in names}
+    metrics["calls"] = sum(len(turn.calls) for turn in turns) / len(attempts)
     metrics["no_call"] = sum(all(call.error for call in turn.calls) for turn in turns) / len(turns)
     metrics |= credit_metrics(attempts)
     if isinstance(reader, PolicyReader) and records:

@@ -41,7 +41,7 @@ HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 version = cache(metadata.version)  # reading it takes milliseconds, and every checkpoint has a card
 _PACKAGES = ("torch", "transformers", "tokenizers", "peft")
 SMALL_MODEL = 50_000_000
-"""Models with fewer weights are said to know nothing beyond what they were trained on."""
+"""Models with fewer weights are toys: they know nothing beyond their training data, and suit any setting."""
 
 _ENDPOINT = re.compile(r"https?://[^\s#/`'\"]+(?=[^\s#`'\"]*#)")  # of a policy's name, http://HOST/v1#MODEL
 

@@ -23,7 +23,7 @@ checkpoints would also differ from those of all other runs here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -169,12 +169,7 @@ class PreferenceLearner(RowLearner[Pair]):
     def validation_metrics(self, batch: list[TrainingSample]) -> dict[str, float]:
         """Return mean loss, mean margin and the share of correctly ordered pairs."""
         _, pair_metrics = weight_pairs(batch, self.engine.forward(batch), self.settings)
-        means = {name: float(values.mean()) for name, values in pair_metrics.items()}
-        return {
-            "validation_pair_loss": means["loss"],
-            "validation_margins": means["margins"],
-            "validation_accuracies": means["accuracies"],
-        }
+        return as_validation({name: float(values.mean()) for name, values in pair_metrics.items()})
 
 
 def reward_model_trainer(config: RewardModelConfig, directory: RunDirectory) -> Trainer:
@@ -250,5 +245,9 @@ class RewardModelLearner(RowLearner[RewardExample]):
 
     def validation_metrics(self, batch: list[RewardExample]) -> dict[str, float]:
         """Return the engine's metrics."""
-        metrics = self.engine.compute_metrics(batch, self.engine.scores(batch))
-        return {f"validation_{'pair_loss' if name == 'loss' else name}": value for name, value in metrics.items()}
+        return as_validation(self.engine.compute_metrics(batch, self.engine.scores(batch)))
+
+
+def as_validation(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics of held-out lines by their names in metrics.jsonl."""
+    return {f"validation_{'pair_loss' if name == 'loss' else name}": value for name, value in metrics.items()}

@@ -206,7 +206,7 @@ class ReinforcementStep(TrainingStep):
         self.attempt_metrics = attempt_metrics
         self.trajectory_fields, self.task_fields = trajectory_fields, task_fields
         self.component_prefix, self.early_stop = component_prefix, early_stop or EarlyStop(config)
-        self.source = make_source(config, tasks, worker)  # None samples at the start of each step
+        self.source = make_source(tasks, worker)  # None samples at the start of each step
         self.sampler_metrics = connect_sampler(worker, engine, tasks, directory.path)
         self.scheduled_steps = config.optimizer.schedule_steps
         self.keeps_all_checkpoints = config.sampling.keep_tokens
@@ -315,11 +315,7 @@ class ReinforcementStep(TrainingStep):
                 extra_losses[f"{name}_loss"] = sum(stats["loss"] for stats in update_stats) / len(update_stats)
             else:
                 stats = update_stats
-        metrics: dict[str, Any] = {
-            **_update_metrics(stats, mismatch, samples),
-            **extra_losses,
-            "update_kl": update_kl.mean,
-        }
+        metrics = {**_update_metrics(stats, mismatch, samples), **extra_losses, "update_kl": update_kl.mean}
         if target is not None:
             metrics["rate_scale"] = scale
         if update_kl.mean is not None and rate:
@@ -381,6 +377,7 @@ class ReinforcementStep(TrainingStep):
             if reward and reward.calls:
                 fields |= {"credit": list(reward.calls[index]), "credit_from": reward.call_sources[index]}
             turns.append(fields)
+        answers = records.get((trajectory.task.id, rollout), ()) if role == "attempt" else ()
         return {
             "step": step,
             "task": trajectory.task.id,
@@ -389,10 +386,7 @@ class ReinforcementStep(TrainingStep):
             "reward": reward.total if reward else None,
             "components": {name: list(values) for name, values in reward.components.items()} if reward else {},
             "turns": turns,
-            "answers": [
-                answer_fields(record)
-                for record in (records.get((trajectory.task.id, rollout), ()) if role == "attempt" else ())
-            ],
+            "answers": [answer_fields(record) for record in answers],
             **self.trajectory_fields(trajectory),
         }
 

@@ -67,6 +67,8 @@ TASKS_PER_BATCH = 32
 """Tasks whose rollouts are sampled at a time (`source=best`, `source=erl`)."""
 BEFORE_TRAINING = -1
 """Step under which `rows.jsonl` stores rows that exist before the first step."""
+ROW_FIELDS = ("task", "rollout", "chunk", "prompt_ids", "completion_ids")
+"""Attributes of a row in `rows.jsonl`."""
 
 Rows = list[TrainingSample]
 
@@ -166,22 +168,10 @@ def _round_tasks(config: SFTConfig, source: TaskSource, number: int) -> list[Tas
 
 def _append_rows(directory: RunDirectory, step: int, rows: Rows, held_out: Sequence[TrainingSample] = ()) -> None:
     """Append rows to rows.jsonl under `step` (main process only)."""
-    directory.append(
-        "rows.jsonl",
-        (
-            {
-                "step": step,
-                "validation": validation,
-                "task": row.task,
-                "rollout": row.rollout,
-                "chunk": row.chunk,
-                "prompt_ids": list(row.prompt_ids),
-                "completion_ids": list(row.completion_ids),
-            }
-            for validation, part in ((False, rows), (True, held_out))
-            for row in part
-        ),
-    )
+    for is_validation, part in ((False, rows), (True, held_out)):
+        origin = {"step": step, "validation": is_validation}
+        lines = (origin | {name: getattr(row, name) for name in ROW_FIELDS} for row in part)
+        directory.append("rows.jsonl", lines)
 
 
 def _read_rows(directory: RunDirectory, step: int) -> tuple[Rows, Rows]:
@@ -192,8 +182,7 @@ def _read_rows(directory: RunDirectory, step: int) -> tuple[Rows, Rows]:
         for text in path.read_bytes().splitlines():
             line = json.loads(text)
             if line["step"] == step:
-                origin = {"task": line["task"], "rollout": line["rollout"], "chunk": line["chunk"]}
-                row = cross_entropy_sample(line["prompt_ids"], line["completion_ids"], **origin)
+                row = cross_entropy_sample(**{name: line[name] for name in ROW_FIELDS})
                 rows_by_split[line["validation"]].append(row)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"{path} cannot be read ({error}): start again in another out") from error
@@ -356,6 +345,7 @@ class ImitationStep(RowStep[TrainingSample]):
     """
 
     log_files = ("rows.jsonl",)
+    config: SFTConfig
 
     def __init__(self, config: SFTConfig, learner: ImitationLearner, rows: Rows) -> None:
         super().__init__(config, learner, rows, config.optimizer.batch_rows, "rows")

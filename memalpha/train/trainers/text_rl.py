@@ -15,7 +15,7 @@ from typing import Any
 
 from memalpha.config import ERLSettings, TextConfig
 from memalpha.config.common import import_object
-from memalpha.environments.engine import RolloutEngine, is_single_turn, reflection_messages
+from memalpha.environments.engine import is_single_turn, reflection_messages
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.report import Record
@@ -24,7 +24,6 @@ from memalpha.rewards.environments import TextGeneration, columns_of, prompt_of
 from memalpha.rewards.evaluate import TextScorer, check_rewards, text_summary
 from memalpha.store.embedding import Embedder, load_embedder
 from memalpha.train.algorithms import build_algorithm
-from memalpha.train.learner.distributed import World
 from memalpha.train.rollouts.epochs import Curriculum
 from memalpha.train.rollouts.reflection import Reflecting, ReflectionCandidate, truncate_text
 from memalpha.train.rollouts.text_tasks import TextTaskSource, build_environment, text_engine
@@ -98,7 +97,7 @@ def text_trainer(
         worker=worker,
         algorithm=algorithm,
         engine=engine,
-        attempt_metrics=partial(_attempt_metrics, rollouts, config, world),
+        attempt_metrics=partial(_attempt_metrics, worker),
         task_fields=lambda task: {"prompt": task.text},
         component_prefix="rewards/",
     )
@@ -221,27 +220,20 @@ def _feedback_function(
 
 
 def _attempt_metrics(
-    rollouts: RolloutEngine[TextTask],
-    config: TextConfig,
-    world: World,
-    records: Sequence[Record],
-    attempts: Sequence[Trajectory[TextTask]],
-    tasks: int,
+    worker: RolloutWorker[TextTask], records: Sequence[Record], attempts: Sequence[Trajectory[TextTask]], tasks: int
 ) -> dict[str, Any]:
     """Return reward, accuracy, lengths, rollouts without a reward and those that outgrew the context.
 
     Args:
-        rollouts: Engine of the training rollouts, and of nothing else; its count of outgrown ones is reset.
-        config: Settings of the run.
-        world: Processes that share the rollouts.
+        worker: Samples the training rollouts, and nothing else; its engine's count of outgrown ones is reset.
         records: Records of the attempts.
         attempts: Attempts with a reward.
         tasks: Number of tasks that were drawn.
     """
     summary = text_summary(records, attempts)
     metrics = {name: summary[name] for name in ("reward", "accuracy", "reply_tokens", "turns")}
-    metrics["unscored"] = tasks * config.sampling.group_size - len(attempts)
-    if not is_single_turn(rollouts.environment):
-        metrics["outgrown"] = sum(world.gather([rollouts.outgrown]))
-        rollouts.outgrown = 0
+    metrics["unscored"] = tasks * worker.config.sampling.group_size - len(attempts)
+    if not is_single_turn(worker.engine.environment):
+        metrics["outgrown"] = sum(worker.world.gather([worker.engine.outgrown]))
+        worker.engine.outgrown = 0
     return metrics

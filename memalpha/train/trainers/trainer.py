@@ -57,14 +57,11 @@ from memalpha.train.trainers.directory import (
     write_checkpoint,
     write_json,
 )
-from memalpha.train.trainers.model_card import render_card
+from memalpha.train.trainers.model_card import SMALL_MODEL, render_card
 from memalpha.train.trainers.progress import Callbacks, Display, format_validation, open_trackers
 from memalpha.types import SampleRequest
 
 C = TypeVar("C", bound=LearnerConfig)
-
-SMALL_MODEL = 50_000_000
-"""Models below are toys: no setting of theirs is commented on."""
 
 LARGE_MODEL = 300_000_000
 """From here on float32 and a CPU are commented on."""

@@ -147,7 +147,7 @@ def source(small, policy_path):
     scorer = MemoryScorer(SimpleNamespace(conflicts="none", name="", policy=None), SimpleNamespace(judge=None), None)
     worker = RolloutWorker(RolloutEngine(policy, writing), scorer, config)
     policy.version = 0
-    source = make_source(config, tasks, worker)
+    source = make_source(tasks, worker)
     yield source
     source.close()
 
@@ -228,7 +228,7 @@ def test_a_group_is_the_same_after_a_checkpoint(small, policy_path):
 def test_what_cannot_be_sampled_ahead_is_refused(source):
     source.worker.world = World(0, 2)
     with pytest.raises(ConfigError, match="2 processes cannot learn beside a server yet"):
-        make_source(source.config, source.tasks, source.worker)
+        make_source(source.tasks, source.worker)
     source.worker.world = World()
 
     class Together(type(source.worker.engine.make_environment())):
@@ -236,4 +236,4 @@ def test_what_cannot_be_sampled_ahead_is_refused(source):
 
     source.worker.engine.make_environment = lambda: Together(source.worker.engine.environment)
     with pytest.raises(ConfigError, match="set lock_step=False"):
-        make_source(source.config, source.tasks, source.worker)
+        make_source(source.tasks, source.worker)
