@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from types import NoneType
@@ -185,11 +186,9 @@ def evaluate_text(
 
 def check_ids(tasks: Sequence[TextTask], source: str) -> None:
     """Raise `DataError`, which names the source of the tasks, if two have the same id."""
-    ids: set[str] = set()
-    for task in tasks:
-        if task.id in ids:
-            raise DataError(f"{source}: two tasks have the id {task.id!r}: ids must differ")
-        ids.add(task.id)
+    for id, count in Counter(task.id for task in tasks).items():
+        if count > 1:
+            raise DataError(f"{source}: two tasks have the id {id!r}: ids must differ")
 
 
 def check_rewards(tasks: Sequence[TextTask], environment: Any) -> None:

@@ -57,32 +57,16 @@ MIN_WEIGHT = np.finfo(np.float32).tiny
 """Smallest weight of a token: a pair without gradient still counts among the pairs that the mean is taken over."""
 
 
-def build_pair_row(
-    prompt_ids: Sequence[int],
-    completion_ids: Sequence[int],
-    unit: str,
-    *,
-    chosen: bool,
-    temperature: float = 1.0,
-    task: str = "",
-    rollout: int = 0,
-    chunk: int = 0,
-) -> TrainingSample:
-    """Build one row of a pair.
+def build_pair_row(row: TrainingSample, unit: str, *, chosen: bool) -> TrainingSample:
+    """Make a cross-entropy row one of a pair.
 
     Args:
-        prompt_ids: Prompt tokens.
-        completion_ids: Completion tokens; all are trained.
+        row: Row whose completion tokens are all trained.
         unit: Name of the pair that the row belongs to.
         chosen: The side; stored as the sign of `advantages`, which nothing else reads.
-        temperature: Sampling temperature.
-        task: Task id.
-        rollout: Rollout index.
-        chunk: Chunk index.
     """
-    row = cross_entropy_sample(prompt_ids, completion_ids, task=task, rollout=rollout, chunk=chunk)
     sign = np.float32(1 if chosen else -1)
-    return replace(row, advantages=row.ce * sign, ce=row.ce * sign, temperature=temperature, unit=unit)
+    return replace(row, advantages=row.ce * sign, ce=row.ce * sign, unit=unit)
 
 
 def pair_losses(differences: np.ndarray, config: DPOConfig) -> tuple[np.ndarray, np.ndarray]:
@@ -164,21 +148,14 @@ class DPO(Algorithm):
         """Return the rows of all pairs with the reference's log-probs; `refresh` sets their weights."""
         pairs = choose_pairs(groups, self.settings.margin)
         self._update_metrics = []
-        rows = [
-            build_pair_row(
-                turn.completion.prompt_ids,
-                turn.completion.completion_ids,
-                f"pair-{index}",
-                chosen=side is pair[0],
-                temperature=turn.completion.temperature or 1.0,
-                task=side.task.id,
-                rollout=side.rollout,
-                chunk=turn.chunk,
-            )
-            for index, pair in enumerate(pairs)
-            for side in pair
-            for turn in side.turns
-        ]
+        rows = []
+        for index, pair in enumerate(pairs):
+            for side in pair:
+                for turn in side.turns:
+                    origin = {"task": side.task.id, "rollout": side.rollout, "chunk": turn.chunk}
+                    row = cross_entropy_sample(turn.completion.prompt_ids, turn.completion.completion_ids, **origin)
+                    row = replace(row, temperature=turn.completion.temperature or 1.0)
+                    rows.append(build_pair_row(row, f"pair-{index}", chosen=side is pair[0]))
         if rows and self.needs_reference:
             references = score.forward(rows, reference=True)
             rows = [replace(row, reference=reference) for row, reference in zip(rows, references, strict=True)]

@@ -43,7 +43,7 @@ from memalpha.train.data.chat_format import (
     validate_prompt,
     validate_tools,
 )
-from memalpha.train.data.samples import TrainingSample
+from memalpha.train.data.samples import TrainingSample, cross_entropy_sample
 
 _KEYS = ("prompt", "chosen", "rejected", "tools")
 
@@ -67,7 +67,8 @@ class Pair:
     def rows(self, unit: str) -> list[TrainingSample]:
         """Return the pair's two rows, chosen first."""
         sides = ((self.chosen_ids, True), (self.rejected_ids, False))
-        return [build_pair_row(self.prompt_ids, ids, unit, chosen=chosen, task=self.source) for ids, chosen in sides]
+        rows = ((cross_entropy_sample(self.prompt_ids, ids, task=self.source), chosen) for ids, chosen in sides)
+        return [build_pair_row(row, unit, chosen=chosen) for row, chosen in rows]
 
 
 def read_pairs(path: Path, policy: TransformersPolicy) -> list[Pair]:

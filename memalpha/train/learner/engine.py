@@ -307,8 +307,8 @@ class BaseEngine:
             saved: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=self.model.dtype)
         return saved.state_dict()
 
-    def _make_optimizer(self, head: Mapping[str, nn.Parameter] | None = None, rate_scale: float = 1.0) -> None:
-        """Create the optimizer of the trainable weights and of a value head.
+    def _make_optimizer(self, head: dict[str, nn.Parameter], rate_scale: float = 1.0) -> None:
+        """Create the optimizer of the trainable weights and of a value head, if there is one.
 
         The head's learning rate is `rate_scale` times that of the weights.
         """
@@ -316,11 +316,9 @@ class BaseEngine:
         self.trainable = {
             name: parameter for name, parameter in self.trained.named_parameters() if parameter.requires_grad
         }
-        shares = dict.fromkeys(self.trainable, 1.0)
-        if head:
-            self.value_head = dict(head)
-            self.trainable |= self.value_head
-            shares |= dict.fromkeys(head, rate_scale)
+        shares = dict.fromkeys(self.trainable, 1.0) | dict.fromkeys(head, rate_scale)
+        self.value_head = head
+        self.trainable |= head
         self._stepped = self.trainable
         if config.compute.offload_optimizer:
             self._stepped = {
@@ -406,11 +404,8 @@ class Engine(BaseEngine):
                 if isinstance(part, nn.Linear | Conv1D) and id(part.weight) not in embedding_weights:
                     part.to(torch.bfloat16)
         self.reference = None if frozen is None else self._wrap_scorer(self._make_scorer(frozen))
-        if value_learning_rate is None or scorer.value_head is None:
-            self._make_optimizer()
-        else:
-            head = dict(scorer.value_head.named_parameters(prefix="value_head"))
-            self._make_optimizer(head, value_learning_rate / self.config.optimizer.peak_rate)
+        head = {} if scorer.value_head is None else dict(scorer.value_head.named_parameters(prefix="value_head"))
+        self._make_optimizer(head, (value_learning_rate or 0.0) / self.config.optimizer.peak_rate)
 
     def forward(self, samples: Sequence[TrainingSample], *, reference: bool = False) -> list[np.ndarray]:
         """Return log-probs (T,) of each row's completion tokens at the row's temperature.

@@ -50,7 +50,7 @@ class RewardEngine(BaseEngine):
         autocast = config.compute.dtype == "bfloat16"
         self._layers = checkpointed_layers(self.trained) if config.compute.gradient_checkpointing else []
         self.scorer = self._wrap_scorer(RewardScorer(self.trained, head.pooling, autocast=autocast))
-        self._make_optimizer()
+        self._make_optimizer({})
 
     def scores(self, items: Sequence[RewardExample]) -> list[np.ndarray]:
         """Return the head's K outputs per row of each item, without a gradient.

@@ -82,8 +82,7 @@ class EarlyStop:
         self._records += records
         if len(self.steps) < CHECKED_STEPS:
             return
-        fault = self._find_fault()
-        if fault is not None:
+        if (fault := self._find_fault()) is not None:
             steps = " and ".join(map(str, self.steps))
             replies = (turn.completion.text for turn in self._turns)
             example = " ".join(next(filter(None, replies), "").split())[:EXAMPLE_CHARACTERS]
@@ -257,7 +256,7 @@ class ReinforcementStep(TrainingStep):
             metrics["resampled"] = count - self.config.tasks_per_step
         return metrics | self.tasks.record_outcomes(position, records)
 
-    def state(self, step: int) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return the state of the algorithm and of the tasks."""
         state = {"position": self.position, "algorithm": self.algorithm.state, **self.tasks.state}
         state |= {"kl_per_rate": self.kl_per_rate}
@@ -337,9 +336,9 @@ class ReinforcementStep(TrainingStep):
         sampled = [trajectory for group in groups for trajectory in group.trajectories if trajectory.reward is not None]
         trajectories = [trajectory for trajectory in sampled if trajectory.role == "attempt"]
         metrics = self.attempt_metrics(records, trajectories, tasks)
-        attempts = [group for group in groups if group.trajectories[0].role == "attempt"]
-        if groups_of_many := [group for group in attempts if len(group.trajectories) > 1]:
-            comparisons = [are_equal for group in groups_of_many for are_equal in flat_comparisons(group)]
+        compared = [group for group in groups if len(group.trajectories) > 1]
+        compared = [group for group in compared if group.trajectories[0].role == "attempt"]
+        if comparisons := [are_equal for group in compared for are_equal in flat_comparisons(group)]:
             metrics["flat"] = sum(comparisons) / len(comparisons)
         turns = [turn for trajectory in trajectories for turn in trajectory.turns]
         metrics["sampled_tokens"] = sum(

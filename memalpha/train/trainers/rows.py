@@ -88,7 +88,7 @@ class RowStep(TrainingStep, Generic[L]):
         self.tokens += metrics["tokens"]
         return metrics
 
-    def state(self, step: int) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return the number of trained tokens and the hash of the rows."""
         return {"tokens": self.tokens, "rows": self.fingerprint}
 

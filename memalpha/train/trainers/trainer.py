@@ -253,7 +253,23 @@ def build_engine(
     )
 
 
-class TrainingStep(Protocol):
+class TrainerPart(Protocol):
+    """Part of a run that has a state in every checkpoint. Implementations inherit the defaults."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint stores beside weights and optimizer; JSON."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned; other keys are ignored."""
+        return
+
+    def summary(self) -> dict[str, Any]:
+        """Return this part's share of the run's summary. The final weights are loaded."""
+        return {}
+
+
+class TrainingStep(TrainerPart, Protocol):
     """The work of a run in each step. Implementations inherit the defaults.
 
     Attributes:
@@ -277,18 +293,6 @@ class TrainingStep(Protocol):
         """Update the weights on the prepared batch and return the step's metrics."""
         ...
 
-    def state(self, step: int) -> dict[str, Any]:
-        """Return what a checkpoint after `step` steps stores beside weights and optimizer; JSON."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned; other keys are ignored."""
-        return
-
-    def summary(self) -> dict[str, Any]:
-        """Return this part's share of the run's summary."""
-        return {}
-
     def paused(self) -> AbstractContextManager[None]:
         """Hold back what works in the background inside the block, which evaluates weights."""
         return nullcontext()
@@ -298,7 +302,7 @@ class TrainingStep(Protocol):
         return
 
 
-class Evaluations(Protocol):
+class Evaluations(TrainerPart, Protocol):
     """Measurements of how good the weights are. Implementations inherit the defaults."""
 
     def before(self) -> None:
@@ -315,18 +319,6 @@ class Evaluations(Protocol):
 
     def check(self, step: int) -> None:
         """Raise `TrainingError` if the last validation says that training should stop."""
-        return
-
-    def summary(self) -> dict[str, Any]:
-        """Evaluate the final weights, which are loaded, and return this part's share of the run's summary."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint stores; JSON."""
-        return {}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned; other keys are ignored."""
         return
 
 
@@ -573,7 +565,7 @@ class Trainer:
             "step": self.step,
             "best": self.best,
             **self._provenance(),
-            **self.training_step.state(self.step),
+            **self.training_step.state(),
             **self.evaluations.state(),
         }
         card = render_card(self.config, state) if is_new else ""

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from memalpha.config import DPOConfig
 from memalpha.errors import TrainingError
 from memalpha.train.algorithms.dpo import build_pair_row, choose_pairs, pair_losses, weight_pairs
+from memalpha.train.data.samples import cross_entropy_sample
 from memalpha.types import Chunk, Reward, Task, Trajectory, TrajectoryGroup
 
 
 def test_half_a_pair_is_refused():
-    row = build_pair_row((1,), (2,), "a", chosen=True)
+    row = build_pair_row(cross_entropy_sample((1,), (2,)), "a", chosen=True)
     with pytest.raises(ValueError, match="lacks the rows of one of its sides"):
         weight_pairs([row], [np.zeros(1, dtype=np.float32)], DPOConfig(reference_free=True))
 
