@@ -24,17 +24,15 @@ from memalpha.config import ReinforcementConfig, TrainConfig
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.integrations.trl.base import Rows, RowTrainer, rows_from_ids
-from memalpha.policy.base import with_prompt_style
-from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
-from memalpha.qa.reader import load_reader
 from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.algorithms.base import annotate
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.rollouts.worker import RolloutWorker, drop_unscored
+from memalpha.train.trainers.evaluations import FrozenPolicies
 from memalpha.train.trainers.trainer import load_start
 from memalpha.types import Task
 
@@ -48,23 +46,12 @@ POLICY_GRADIENT_ALGORITHMS = ("grpo", "rloo")
 
 def memory_collector(config: TrainConfig) -> RolloutWorker[Task]:
     """Build policy, writer, reader and reward of a memory run's configuration, for `MultiContextGRPOTrainer`."""
-    policy = load_start(config).policy
-    reader, reader_policy = config.reward.reader or config.reader, None
-    if reader.is_model:
-        reader_policy = load_policy(
-            reader.policy or config.policy, dtype=config.compute.dtype, device=config.compute.device
-        )
-        if isinstance(reader_policy, TransformersPolicy):
-            reader_policy.model.requires_grad_(False)
-        reader = with_prompt_style(reader, reader_policy)
-    reader = reader.model_copy(update={"policy": None, "conflicts": reader.conflicts or "refuse"})
-    embedder = load_embedder(config.agent.embedder)
+    policy, policies = load_start(config).policy, FrozenPolicies(config)
+    config = policies.with_trained_prompts(config, policy)
+    reader, embedder = policies.load_reader(config.reward.reader or config.reader), load_embedder(config.agent.embedder)
     rewards = MemoryReward(config.reward.kept_in(config.out), policy.count_tokens)
-    return RolloutWorker(
-        memory_engine(policy, with_prompt_style(config.agent, policy), embedder),
-        MemoryScorer(load_reader(reader, reader_policy, frozen=True), rewards, embedder),
-        config,
-    )
+    engine = memory_engine(policy, config.agent, embedder)
+    return RolloutWorker(engine, MemoryScorer(reader, rewards, embedder), config)
 
 
 UNUSED_SETTINGS = (
