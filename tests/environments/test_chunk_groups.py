@@ -11,13 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.agent.reader import ExtractiveReader
-from memalpha.config import (
-    AgentConfig,
-    ReaderConfig,
-    RewardConfig,
-    WorldConfig,
-    training_config,
-)
+from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, WorldConfig, training_config
 from memalpha.environments.memory_writing import ask_at_every_chunk, memory_engine, roll_out_chunks
 from memalpha.errors import ConfigError
 from memalpha.policy.load import load_policy

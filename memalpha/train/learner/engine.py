@@ -451,11 +451,7 @@ class Engine(BaseEngine):
         return [by_index[i] for i in range(len(samples))]
 
     def recompute_old_logprobs(
-        self,
-        samples: Sequence[TrainingSample],
-        cap: float | None = None,
-        *,
-        mode: ImportanceMode = "token_truncate",
+        self, samples: Sequence[TrainingSample], cap: float | None = None, *, mode: ImportanceMode = "token_truncate"
     ) -> tuple[list[TrainingSample], dict[str, float]]:
         """Replace the sampler's log-probs by the learner's, before the first update of a step.
 
@@ -551,20 +547,17 @@ class Engine(BaseEngine):
         passes count more than little padding.
         """
         tokens = self.config.compute.microbatch_tokens
-        if not self.config.compute.share_prefixes:
+        trees_by_first: dict[int, Sequence[PrefixTree]] = {}
+        if self.config.compute.share_prefixes:
+            batches = balance_micro_batches(split_tree_batches(samples, tokens), self.world.size, padded_nodes)
+            parts = [[index for tree in trees for index in tree.samples] for trees in batches]
+            trees_by_first = {part[0]: trees for part, trees in zip(parts, batches, strict=True)}
+        else:
             ratio = MAX_PADDING_RATIO if self.model.device.type == "cpu" else math.inf
-            parts = balance_micro_batches(
-                split_micro_batches(samples, tokens, ratio), self.world.size, partial(padded_tokens, samples)
-            )
-            return [(part, (), is_live) for part, is_live in self.world.assign_microbatches(parts)]
-        batches = balance_micro_batches(split_tree_batches(samples, tokens), self.world.size, padded_nodes)
-        parts = [[index for tree in trees for index in tree.samples] for trees in batches]
-        trees_by_first = {part[0]: trees for part, trees in zip(parts, batches, strict=True)}
-        # A dead micro-batch is a single row, which needs no tree.
-        return [
-            (part, trees_by_first[part[0]] if is_live else (), is_live)
-            for part, is_live in self.world.assign_microbatches(parts)
-        ]
+            parts = split_micro_batches(samples, tokens, ratio)
+            parts = balance_micro_batches(parts, self.world.size, partial(padded_tokens, samples))
+        assigned = self.world.assign_microbatches(parts)  # a dead one is a single row, which needs no tree
+        return [(part, trees_by_first.get(part[0], ()) if is_live else (), is_live) for part, is_live in assigned]
 
     def _pack(self, samples: Sequence[TrainingSample], trees: Sequence[PrefixTree]) -> MicroBatch:
         layout = tree_layout(samples, trees) if trees else padded_rows(samples)

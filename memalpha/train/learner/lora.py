@@ -65,6 +65,7 @@ def add_lora(
     adaptable = [path for path, part in layers.items() if part is not head and not _matches_any(path, modules_to_save)]
     # Llama 4's router is a linear layer that returns two results, which an adapter cannot add to.
     routers = {path.rpartition(".")[2] for path in adaptable if type(layers[path]).__name__.endswith("Router")}
+    fused = MAMBA_FUSED if model.config.model_type in MAMBA_TYPES else frozenset[str]()
     targets = config.target_modules
     if targets != "all-linear":
         for target in targets:
@@ -80,15 +81,11 @@ def add_lora(
             if not any(_matches(path, target) for path in adaptable):
                 available = ", ".join(sorted({path.rpartition(".")[2] for path in adaptable}))
                 raise ConfigError(f"lora.target_modules: {name!r} has no linear layer {target!r}; it has {available}")
-    elif model.config.model_type in MAMBA_TYPES or routers:
-        fused = MAMBA_FUSED if model.config.model_type in MAMBA_TYPES else frozenset[str]()
-        targets = tuple(sorted({path.rpartition(".")[2] for path in adaptable} - routers - fused))
-    elif modules_to_save or config.layers is not None:
+    elif fused or routers or modules_to_save or config.layers is not None:
         # peft excludes saved modules from "all-linear" by their usual names only, and limits layers of named ones.
-        targets = tuple(sorted({path.rpartition(".")[2] for path in adaptable}))
-    if model.config.model_type in MAMBA_TYPES and MAMBA_FUSED.intersection(targets):
-        fused = ", ".join(sorted(MAMBA_FUSED.intersection(targets)))
-        raise ConfigError(f"lora.target_modules: {fused} of {name!r} is fused into a kernel and takes no adapter")
+        targets = tuple(sorted({path.rpartition(".")[2] for path in adaptable} - routers - fused))
+    if refused := ", ".join(sorted(fused.intersection(targets))):
+        raise ConfigError(f"lora.target_modules: {refused} of {name!r} is fused into a kernel and takes no adapter")
     stack, first = last_layers(model, config.layers, name) if config.layers is not None else (None, 0)
     settings = PeftLoraConfig(
         task_type=task_type,

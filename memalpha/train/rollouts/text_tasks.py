@@ -41,17 +41,14 @@ def build_environment(config: TextConfig, rewards: Any = None, environment: Any 
         if rewards is not None or config.rewards:
             raise ConfigError("rewards: have no effect with an environment, which gives its own; leave one of them out")
         return environment if config.environment is None else import_object(config.environment, "environment")
-    if rewards is not None:
-        items = rewards if isinstance(rewards, Sequence) else [rewards]
-        parts = [read_part(part, f"rewards.{number}") for number, part in enumerate(items)]
-        kept = [part.kept_in(config.out) if isinstance(part, RewardSettings) else part for part in parts]
-        return TextGeneration(kept)
-    if not config.rewards:
+    if rewards is None and not config.rewards:
         raise ConfigError(
             "rewards: nothing says what a reply is worth: name a part (rewards: [{kind: math}]), an environment, or "
             "give functions in Python (memalpha.train(config, rewards=[...]))"
         )
-    return TextGeneration([part.kept_in(config.out) for part in config.rewards])
+    items = config.rewards if rewards is None else rewards if isinstance(rewards, Sequence) else [rewards]
+    parts = [read_part(part, f"rewards.{number}") for number, part in enumerate(items)]
+    return TextGeneration([part.kept_in(config.out) if isinstance(part, RewardSettings) else part for part in parts])
 
 
 def text_engine(config: TextConfig, policy: Policy, environment: Any) -> RolloutEngine[TextTask]:

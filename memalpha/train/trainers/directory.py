@@ -393,9 +393,7 @@ class RunDirectory:
         path = self.path / name
         if not path.exists():
             return 0
-        lines = path.read_bytes().split(b"\n")  # bytes: an incomplete line may end within a character
-        while lines and not lines[-1]:
-            lines.pop()
+        lines = path.read_bytes().rstrip(b"\n").split(b"\n")  # bytes: an incomplete line may end within a character
         kept_lines = []
         for number, line in enumerate(lines, start=1):
             try:

@@ -80,22 +80,18 @@ def render_card(config: LearnerConfig, state: Values, summary: Values | None = N
     known = get_data_set(data) if data in MODULES else None
     kind, usage = _kind_and_usage(config, name or str(_shorten(config.out)))
     weights = "all weights" if config.lora is None else f"LoRA adapters of rank {config.lora.r}"
-    licences = (
-        "The base states no licence where it was loaded from: look it up, it binds this model, too."
-        if base.licence is None
-        else f"The weights are under the licence of their base: {base.licence}."
-    )
-    licences += (
-        " The licence of the training data is its owner's to say."
-        if known is None
-        else f" Training data `{data}`: {known.licence}."
-    )
+    licence = "The base states no licence where it was loaded from: look it up, it binds this model, too."
+    if base.licence is not None:
+        licence = f"The weights are under the licence of their base: {base.licence}."
+    data_licence = "The licence of the training data is its owner's to say."
+    if known is not None:
+        data_licence = f"Training data `{data}`: {known.licence}."
     sections = {
         "Use": "\n".join(["```python", *usage, "```"]),
         "Results": "\n".join(_results(config, state, results)),
         "Training": _training(config, state, base),
         "What it cannot do": "\n".join(f"- {limit}" for limit in _limits(config, results)),
-        "Licence": licences,
+        "Licence": f"{licence} {data_licence}",
         "Citation": "\n".join(_citation(_method(config))),
     }
     hub_id = known.source.removeprefix("hub:") if known is not None and known.source.startswith("hub:") else None

@@ -56,13 +56,7 @@ from memalpha.train.rollouts.epochs import shared_note, split_last
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rows import RowEvaluations, RowLearner, RowStep
-from memalpha.train.trainers.trainer import (
-    RunStart,
-    Trainer,
-    build_engine,
-    check_device_map,
-    load_with_defaults,
-)
+from memalpha.train.trainers.trainer import RunStart, Trainer, build_engine, check_device_map, load_with_defaults
 
 L = TypeVar("L")
 

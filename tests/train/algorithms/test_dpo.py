@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import oracle
 import pytest
-from float64_groups import (
-    annotate_rows,
-    engine_gradient,
-    groups,
-    make_engine,
-    nets,
-    oracle_rows,
-    settings,
-)
+from float64_groups import annotate_rows, engine_gradient, groups, make_engine, nets, oracle_rows, settings
 from runs import lines
 
 from memalpha.train.algorithms.dpo import DPO

@@ -75,10 +75,7 @@ def test_the_kl_uses_the_log_probs_of_the_ratio(kl_in):
     config = ppo_settings(beta=BETA, kl_in=kl_in)
     engine, kl = make_engine(config), {}
     rows = PPO(config).annotate(groups("qwen"), engine).rows
-    for old, logprobs in (
-        ("sampled", [row.logprobs for row in rows]),
-        ("recomputed", engine.forward(rows)),
-    ):
+    for old, logprobs in (("sampled", [row.logprobs for row in rows]), ("recomputed", engine.forward(rows))):
         ppo = PPO(ppo_settings(beta=BETA, kl_in=kl_in, old_logprobs=old))
         kl |= ppo.annotate(groups("qwen"), engine).metrics
         gaps = [float((row_logprobs - row.reference).sum()) for row_logprobs, row in zip(logprobs, rows, strict=True)]

@@ -246,10 +246,7 @@ def test_rloo_with_one_ratio_a_completion_equals_trl(policy_path, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "config_kind", "settings", "baseline"),
-    [
-        (GRPOTrainer, GRPOConfig, {"scale_rewards": "none"}, "mean"),
-        (RLOOTrainer, RLOOConfig, {}, "leave_one_out"),
-    ],
+    [(GRPOTrainer, GRPOConfig, {"scale_rewards": "none"}, "mean"), (RLOOTrainer, RLOOConfig, {}, "leave_one_out")],
     ids=["grpo", "rloo"],
 )
 def test_advantages_equal_trl(policy_path, tmp_path, kind, config_kind, settings, baseline):

@@ -22,12 +22,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.schema import load_schema
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.train.data.chat_format import encode_reply, end_of_turn_id
-from memalpha.train.data.demonstrations import (
-    Demonstrator,
-    imitation_rows,
-    load_best_rollouts,
-    load_rows,
-)
+from memalpha.train.data.demonstrations import Demonstrator, imitation_rows, load_best_rollouts, load_rows
 from memalpha.types import Chunk, Observation, Reward, Task, Trajectory, ViewEntry
 
 AGENT = AgentConfig(prompt="compact", embedder="hash", max_new_tokens=900)

@@ -254,8 +254,7 @@ def weights(run: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    "name, changes",
-    [("2-1 ddp", {}), ("2-1 fsdp", LORA), ("2-1 values", VALUES), ("1-2 0", {}), ("1-2 1", LORA)],
+    "name, changes", [("2-1 ddp", {}), ("2-1 fsdp", LORA), ("2-1 values", VALUES), ("1-2 0", {}), ("1-2 1", LORA)]
 )
 def test_runs_resume_with_another_number_of_processes(two_process_results, run, folder, name, changes):
     """Steps of two processes differ from those of one only by the order of sums."""

@@ -63,10 +63,7 @@ def wait(future: Future, way: str) -> None:
 
 
 @settings(deadline=None, max_examples=60)
-@given(
-    steps=st.lists(st.tuples(st.booleans(), st.sampled_from(WAYS)), max_size=12),
-    inline=st.booleans(),
-)
+@given(steps=st.lists(st.tuples(st.booleans(), st.sampled_from(WAYS)), max_size=12), inline=st.booleans())
 def test_requests_run_in_order_up_to_the_first_failure(steps, inline):
     """`steps` say for each request if it works, and how its future is awaited."""
     done: list[int] = []

@@ -13,11 +13,7 @@ from memalpha.qa.evaluate import evaluate
 from memalpha.qa.report import Report
 from memalpha.report.page import ENVIRONMENT
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.train.trainers.evaluations import (
-    choose_examples,
-    walk_trajectory,
-    write_examples,
-)
+from memalpha.train.trainers.evaluations import choose_examples, walk_trajectory, write_examples
 from memalpha.types import GoldOperation, Task
 
 
