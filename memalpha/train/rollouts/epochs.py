@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from random import Random
 from typing import Any, Protocol, TypeVar
@@ -229,22 +229,14 @@ class Curriculum(TrainingTasks[AnyTask]):
 
     Args:
         config: Levels in order, column that names a task's level, window, threshold and review share.
-        tasks_of_level: Takes (level, first, count) and returns `count` tasks of the level's endless stream.
-        tasks_per_step: Number of tasks of a batch.
-        seed: Seed of the draws.
+        source: Tasks by level; its settings give the seed and the number of tasks of a batch.
 
     Attributes:
         state: Number of unlocked levels, recent outcomes and number of drawn tasks per level, under `curriculum`.
     """
 
-    def __init__(
-        self,
-        config: CurriculumConfig,
-        tasks_of_level: Callable[[str, int, int], list[AnyTask]],
-        tasks_per_step: int,
-        seed: int,
-    ) -> None:
-        self.config, self.tasks_of_level, self.tasks_per_step, self.seed = config, tasks_of_level, tasks_per_step, seed
+    def __init__(self, config: CurriculumConfig, source: FileTasks[AnyTask]) -> None:
+        self.config, self.source = config, source
         self.state = {"curriculum": {"unlocked": 1, "recent": [], "drawn": dict.fromkeys(config.order, 0)}}
 
     @property
@@ -255,12 +247,13 @@ class Curriculum(TrainingTasks[AnyTask]):
     def batch(self, position: int) -> list[AnyTask]:
         config, state = self.config, self.state["curriculum"]
         earlier = config.order[: state["unlocked"] - 1]
-        rng = Random(f"{self.seed}|curriculum|{position // self.tasks_per_step}")
+        size = self.source.config.tasks_per_step
+        rng = Random(f"{self.source.config.seed}|curriculum|{position // size}")
         counts = dict(state["drawn"])
         tasks = []
-        for _ in range(self.tasks_per_step):
+        for _ in range(size):
             level = rng.choice(earlier) if earlier and rng.random() < config.review else self.level
-            tasks += self.tasks_of_level(level, counts[level], 1)
+            tasks += self.source.tasks_of_level(level, counts[level], 1)
             counts[level] += 1
         return tasks
 

@@ -5,12 +5,11 @@ The weights evaluated as "after" are those with the best accuracy on the validat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memalpha.agent.policy_check import check_policy
-from memalpha.agent.reader import PolicyReader, Reader
+from memalpha.agent.reader import PolicyReader
 from memalpha.config import TrainConfig
 from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import MemoryWriting, memory_engine
@@ -36,7 +35,7 @@ from memalpha.train.trainers.evaluations import (
     write_examples,
 )
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.rl import EarlyStop, ReinforcementStep, build_algorithm_engine
+from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine
 from memalpha.train.trainers.trainer import Trainer, load_with_defaults
 from memalpha.types import Task, Trajectory
 
@@ -57,7 +56,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     source = TaskSource(config)
     tasks, curriculum = source, config.sampling.curriculum
     if curriculum is not None:
-        tasks = Curriculum(curriculum, source.tasks_of_level, config.tasks_per_step, config.seed)
+        tasks = Curriculum(curriculum, source)
     display = Display(quiet=not directory.world.is_main)
     config, start = load_with_defaults(config, display)
     policy = start.policy
@@ -90,17 +89,8 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         1.0 - sampling.conversation_share if sampling.groups == "chunk" else 0.0,
     )
     engine = build_algorithm_engine(policy, config, algorithm, directory.world)
-    training_step = ReinforcementStep(
-        config,
-        directory,
-        tasks=tasks,
-        worker=worker,
-        algorithm=algorithm,
-        engine=engine,
-        attempt_metrics=partial(_attempt_metrics, policy.count_tokens, training_reader),
-        trajectory_fields=_trajectory_fields,
-        task_fields=_task_fields,
-        early_stop=EarlyStop(config, training_reader if isinstance(training_reader, PolicyReader) else None),
+    training_step = MemoryStep(
+        directory, tasks=tasks, worker=worker, algorithm=algorithm, engine=engine, reader=training_reader
     )
     scorer = MemoryScorer(reader, rewards, embedder)
     has_gold = all(task.gold_operations for task in source.held_out)
@@ -125,49 +115,45 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
 
-def _attempt_metrics(
-    count_tokens: Callable[[str], int],
-    reader: Reader,
-    records: Sequence[Record],
-    attempts: Sequence[Trajectory],
-    tasks: int,
-) -> dict[str, Any]:
-    """Return accuracy, outcomes of operations, size of the memory, calls per attempt, cut and cached answers."""
-    summary = summarize(records, attempts, count_tokens)
-    names = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
-    names += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
-    turns = [turn for trajectory in attempts for turn in trajectory.turns]
-    metrics = {name: summary[name] for name in names}
-    metrics["calls"] = sum(len(turn.calls) for turn in turns) / len(attempts)
-    metrics["no_call"] = sum(all(call.error for call in turn.calls) for turn in turns) / len(turns)
-    metrics |= credit_metrics(attempts)
-    if isinstance(reader, PolicyReader) and records:
-        metrics["reader_truncated"] = sum(record.truncated for record in records) / len(records)
-        if reader.cache is not None:
-            metrics["reader_cached"] = reader.cache.pop_hit_share()
-    return metrics
+class MemoryStep(ReinforcementStep):
+    """Step of a memory writer."""
 
+    def attempt_metrics(self, records: Sequence[Record], attempts: Sequence[Trajectory], tasks: int) -> dict[str, Any]:
+        """Return accuracy, outcomes of operations, size of the memory, calls per attempt, cut and cached answers."""
+        scorer: Any = self.worker.scorer
+        summary = summarize(records, attempts, scorer.rewards.count_tokens)
+        names = ("reward", "accuracy", "answerable_accuracy", "valid_calls", "duplicates", "update_share")
+        names += ("delete_share", "update_hit", "delete_hit", "memory_tokens")
+        turns = [turn for trajectory in attempts for turn in trajectory.turns]
+        metrics = {name: summary[name] for name in names}
+        metrics["calls"] = sum(len(turn.calls) for turn in turns) / len(attempts)
+        metrics["no_call"] = sum(all(call.error for call in turn.calls) for turn in turns) / len(turns)
+        metrics |= credit_metrics(attempts)
+        if isinstance(scorer.reader, PolicyReader) and records:
+            metrics["reader_truncated"] = sum(record.truncated for record in records) / len(records)
+            if scorer.reader.cache is not None:
+                metrics["reader_cached"] = scorer.reader.cache.pop_hit_share()
+        return metrics
 
-def _trajectory_fields(trajectory: Trajectory) -> dict[str, Any]:
-    """Return the final memory, and in a chunk group for each reply whether the next chunk was read after it."""
-    fields: dict[str, Any] = {"memory": [entry.content for entry in trajectory.states[-1].list()]}
-    if trajectory.before:
-        pairs = zip(trajectory.states, trajectory.before[1:], strict=False)
-        fields["went_on"] = [after is before for after, before in pairs]
-    return fields
+    def trajectory_fields(self, trajectory: Trajectory) -> dict[str, Any]:
+        """Return the final memory, and in a chunk group for each reply whether the next chunk was read after it."""
+        fields: dict[str, Any] = {"memory": [entry.content for entry in trajectory.states[-1].list()]}
+        if trajectory.before:
+            pairs = zip(trajectory.states, trajectory.before[1:], strict=False)
+            fields["went_on"] = [after is before for after, before in pairs]
+        return fields
 
-
-def _task_fields(task: Task) -> dict[str, Any]:
-    """Return the title, the chunks, and the questions with answers and the chunk after which each is asked."""
-    title = task.meta.get("title")  # the ids of exported conversations say nothing
-    return {
-        **({"title": title} if isinstance(title, str) else {}),
-        "chunks": [{"text": chunk.render(), "timestamp": chunk.timestamp} for chunk in task.chunks],
-        "questions": [
-            {"id": item.id, "question": item.question, "answers": item.answers, "chunk": task.asked_after(item)}
-            for item in task.questions
-        ],
-    }
+    def task_fields(self, task: Task) -> dict[str, Any]:
+        """Return the title, the chunks, and the questions with answers and the chunk after which each is asked."""
+        title = task.meta.get("title")  # the ids of exported conversations say nothing
+        return {
+            **({"title": title} if isinstance(title, str) else {}),
+            "chunks": [{"text": chunk.render(), "timestamp": chunk.timestamp} for chunk in task.chunks],
+            "questions": [
+                {"id": item.id, "question": item.question, "answers": item.answers, "chunk": task.asked_after(item)}
+                for item in task.questions
+            ],
+        }
 
 
 class MemoryEvaluations(TaskEvaluations):

@@ -10,7 +10,8 @@ call keeps an empty memory, which earns a reward for being short.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import islice, zip_longest
 from math import sqrt
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memalpha.agent.reader import PolicyReader
+from memalpha.agent.reader import PolicyReader, Reader
 from memalpha.agent.tools import CHANGING_CODES
 from memalpha.config import ReinforcementConfig, TrainConfig
 from memalpha.errors import ConfigError, TrainingError
@@ -54,10 +55,10 @@ class EarlyStop:
 
     Args:
         config: Settings of the run; `sampling.stop_unreadable` turns the check off.
-        reader: Reader that gives the reward, if a policy answers; None otherwise.
+        reader: Reader that gives the reward; its answers are checked if a policy gives them.
     """
 
-    def __init__(self, config: ReinforcementConfig, reader: PolicyReader | None = None) -> None:
+    def __init__(self, config: ReinforcementConfig, reader: Reader | None) -> None:
         self.config, self.reader = config, reader
         self.steps: list[int] = []
         self._turns: list[Turn] = []
@@ -117,8 +118,10 @@ class EarlyStop:
                 f"{check}, which says how this model must be asked; "
                 "agent.thinking_tokens=0 turns thinking off; or teach the calls first (`memalpha train sft`)",
             )
+        if not isinstance(self.reader, PolicyReader):
+            return None
         key = "reader" if config.reward.reader is None else "reward.reader"
-        return self.reader and find_reader_fault(AnswerCounts.of(self._records), self.reader, key)
+        return find_reader_fault(AnswerCounts.of(self._records), self.reader, key)
 
 
 KL_ROWS = 8
@@ -169,42 +172,34 @@ class ReinforcementStep(TrainingStep):
     """Sample rollouts of some tasks and reinforce those with a higher reward than their group.
 
     Args:
-        config: Settings of the run.
         directory: Run directory; keeps tasks.jsonl, trajectories.jsonl and turns.jsonl.
         tasks: Training tasks.
-        worker: Samples and scores rollouts.
+        worker: Samples and scores rollouts, with the settings of the run.
         algorithm: Turns rollouts into rows to train on.
         engine: Updates the weights.
-        attempt_metrics: Takes records, attempts and number of tasks of a step and returns metrics; called once a step,
-            in every process.
-        task_fields: Returns what tasks.jsonl keeps of a task.
-        trajectory_fields: Returns the extra fields of a trajectory's line in trajectories.jsonl.
+        reader: Reader that gives the reward; None without one.
+
+    Attributes:
         component_prefix: Prefix of the reward components' names in metrics.jsonl.
-        early_stop: Stops the run if its first steps cannot teach anything.
     """
 
     log_files = ("turns.jsonl", "trajectories.jsonl", "tasks.jsonl")
+    component_prefix = ""
 
     def __init__(
         self,
-        config: ReinforcementConfig,
         directory: RunDirectory,
         *,
         tasks: TrainingTasks[Any],
         worker: RolloutWorker[Any],
         algorithm: Algorithm,
         engine: Engine,
-        attempt_metrics: Callable[[Sequence[Record], Sequence[Trajectory[Any]], int], dict[str, Any]],
-        task_fields: Callable[[Any], dict[str, Any]],
-        trajectory_fields: Callable[[Trajectory[Any]], dict[str, Any]] = lambda trajectory: {},
-        component_prefix: str = "",
-        early_stop: EarlyStop | None = None,
+        reader: Reader | None = None,
     ) -> None:
+        config: ReinforcementConfig = worker.config
         self.config, self.directory, self.tasks = config, directory, tasks
         self.worker, self.algorithm, self.engine = worker, algorithm, engine
-        self.attempt_metrics = attempt_metrics
-        self.trajectory_fields, self.task_fields = trajectory_fields, task_fields
-        self.component_prefix, self.early_stop = component_prefix, early_stop or EarlyStop(config)
+        self.early_stop = EarlyStop(config, reader)
         self.source = make_source(tasks, worker)  # None samples at the start of each step
         self.sampler_metrics = connect_sampler(worker, engine, tasks, directory.path)
         self.scheduled_steps = config.optimizer.schedule_steps
@@ -214,6 +209,26 @@ class ReinforcementStep(TrainingStep):
         for name in ("resample_flat", "staleness"):
             if getattr(config.sampling, name) and type(algorithm).collect is not Algorithm.collect:
                 raise ConfigError(f"sampling.{name}: {type(algorithm).__name__} collects its rollouts itself")
+
+    @abstractmethod
+    def attempt_metrics(
+        self, records: Sequence[Record], attempts: Sequence[Trajectory[Any]], tasks: int
+    ) -> dict[str, Any]:
+        """Return metrics of a step; called once a step, in every process.
+
+        Args:
+            records: Records of the attempts.
+            attempts: Attempts with a reward.
+            tasks: Number of tasks that were drawn.
+        """
+
+    @abstractmethod
+    def task_fields(self, task: Any) -> dict[str, Any]:
+        """Return what tasks.jsonl keeps of a task."""
+
+    def trajectory_fields(self, trajectory: Trajectory[Any]) -> dict[str, Any]:
+        """Return the extra fields of a trajectory's line in trajectories.jsonl."""
+        return {}
 
     def prepare(self, step: int) -> Collected:
         """Sample and score the step's rollouts, or take them from the queue."""

@@ -10,7 +10,7 @@ answer unless `tell_answer` is set.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from memalpha.config import ERLSettings, TextConfig
@@ -88,19 +88,9 @@ def text_trainer(
             )
     training_tasks = source
     if config.curriculum is not None:
-        training_tasks = Curriculum(config.curriculum, source.tasks_of_level, config.tasks_per_step, config.seed)
+        training_tasks = Curriculum(config.curriculum, source)
     engine = build_algorithm_engine(policy, config, algorithm, world)
-    training_step = ReinforcementStep(
-        config,
-        directory,
-        tasks=training_tasks,
-        worker=worker,
-        algorithm=algorithm,
-        engine=engine,
-        attempt_metrics=partial(_attempt_metrics, worker),
-        task_fields=lambda task: {"prompt": task.text},
-        component_prefix="rewards/",
-    )
+    training_step = TextStep(directory, tasks=training_tasks, worker=worker, algorithm=algorithm, engine=engine)
     evaluations = TaskEvaluations(
         Evaluator(evaluated, scorer, world),
         source.validation,
@@ -113,6 +103,28 @@ def text_trainer(
     )
     directory.claim(config, source.fingerprint, _reward_names(environment))
     return Trainer(config, directory, start, engine, training_step, evaluations, display)
+
+
+class TextStep(ReinforcementStep):
+    """Step of a policy that replies to prompts."""
+
+    component_prefix = "rewards/"
+
+    def attempt_metrics(
+        self, records: Sequence[Record], attempts: Sequence[Trajectory[TextTask]], tasks: int
+    ) -> dict[str, Any]:
+        """Return reward, accuracy, lengths, rollouts without a reward and those that outgrew the context."""
+        summary, engine = text_summary(records, attempts), self.worker.engine
+        metrics = {name: summary[name] for name in ("reward", "accuracy", "reply_tokens", "turns")}
+        metrics["unscored"] = tasks * self.config.sampling.group_size - len(attempts)
+        if not is_single_turn(engine.environment):
+            metrics["outgrown"] = sum(self.worker.world.gather([engine.outgrown]))
+            engine.outgrown = 0  # evaluations have an engine of their own
+        return metrics
+
+    def task_fields(self, task: TextTask) -> dict[str, Any]:
+        """Return the prompt."""
+        return {"prompt": task.text}
 
 
 class TextReflection(Reflecting[TextTask]):
@@ -217,23 +229,3 @@ def _feedback_function(
             "is one (a reward model has no maximum): add a part that does, with weight 0 if it is not to count"
         )
     return feedback
-
-
-def _attempt_metrics(
-    worker: RolloutWorker[TextTask], records: Sequence[Record], attempts: Sequence[Trajectory[TextTask]], tasks: int
-) -> dict[str, Any]:
-    """Return reward, accuracy, lengths, rollouts without a reward and those that outgrew the context.
-
-    Args:
-        worker: Samples the training rollouts, and nothing else; its engine's count of outgrown ones is reset.
-        records: Records of the attempts.
-        attempts: Attempts with a reward.
-        tasks: Number of tasks that were drawn.
-    """
-    summary = text_summary(records, attempts)
-    metrics = {name: summary[name] for name in ("reward", "accuracy", "reply_tokens", "turns")}
-    metrics["unscored"] = tasks * worker.config.sampling.group_size - len(attempts)
-    if not is_single_turn(worker.engine.environment):
-        metrics["outgrown"] = sum(worker.world.gather([worker.engine.outgrown]))
-        worker.engine.outgrown = 0
-    return metrics

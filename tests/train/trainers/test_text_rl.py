@@ -106,7 +106,7 @@ def test_the_curriculum_moves_on_and_looks_back():
     from memalpha.train.rollouts.epochs import Curriculum
 
     source = TextTaskSource(config)
-    curriculum = Curriculum(config.curriculum, source.tasks_of_level, 8, seed=0)
+    curriculum = Curriculum(config.curriculum, source)
 
     def step(number: int, correct: bool):
         tasks = curriculum.batch(8 * number)
