@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Generic, NamedTuple, Protocol, SupportsFloat, TypeGuard, runtime_checkable
 
 from memalpha.arguments import brief_repr
@@ -604,16 +605,10 @@ class RolloutEngine(Generic[AnyTask]):
         Returns:
             One group of `rollouts` trajectories per task, in order.
         """
-        starts = [
-            Start(task, number, rollout)
-            for number, task in enumerate(tasks, first_index)
-            for rollout in range(rollouts)
-        ]
-        trajectories = self.run(starts, temperature, seed, step, progress=progress)
-        return [
-            TrajectoryGroup(task, tuple(trajectories[index * rollouts : (index + 1) * rollouts]))
-            for index, task in enumerate(tasks)
-        ]
+        numbered = enumerate(tasks, first_index)
+        starts = [Start(task, number, rollout) for number, task in numbered for rollout in range(rollouts)]
+        trajectories = iter(self.run(starts, temperature, seed, step, progress=progress))
+        return [TrajectoryGroup(task, tuple(islice(trajectories, rollouts))) for task in tasks]
 
     def run(
         self,
@@ -697,11 +692,8 @@ def score_replies(environment: Any, groups: Sequence[TrajectoryGroup[AnyTask]]) 
     completions = [trajectory.turns[-1].completion for trajectory in unscored]
     ids = [completion.completion_ids for completion in completions]
     takes_ids = all(ids) and "completion_ids" in inspect.signature(environment.score).parameters
-    scores = environment.score(
-        [trajectory.task for trajectory in unscored],
-        [completion.text for completion in completions],
-        **({"completion_ids": ids} if takes_ids else {}),
-    )
+    tasks, texts = [trajectory.task for trajectory in unscored], [completion.text for completion in completions]
+    scores = environment.score(tasks, texts, **({"completion_ids": ids} if takes_ids else {}))
     rewards = dict(zip(map(id, unscored), scores, strict=True))
     return [
         replace(group, trajectories=tuple(replace(t, reward=rewards.get(id(t), t.reward)) for t in group.trajectories))

@@ -378,11 +378,8 @@ def _call(
         raise error(_explain_missing(function, missing[0], ", ".join(sorted(columns)) or "none"))
     accepted = parameter_names(function.function)[1]
     kwargs = {"prompts": list(prompts), "completions": list(completions), **columns}
-    kwargs = {
-        name: value if name in _TRL_ARGUMENTS else _copy(value)
-        for name, value in kwargs.items()
-        if accepted is None or name in accepted
-    }
+    kwargs = {name: value for name, value in kwargs.items() if accepted is None or name in accepted}
+    kwargs = {name: value if name in _TRL_ARGUMENTS else _copy(value) for name, value in kwargs.items()}
     with _name_errors(function):
         return function.function(**kwargs)
 

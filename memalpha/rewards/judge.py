@@ -100,11 +100,8 @@ class JudgeReward:
         self, row: int, question: JudgePrompt, verdicts: Sequence[Mapping[str, tuple[str | None, str]]]
     ) -> float:
         votes = [answers[question.prompt] for answers in verdicts]
-        graded = [
-            (self._verdicts[verdict], weight)
-            for (verdict, _), weight in zip(votes, self.judge.weights, strict=True)
-            if verdict is not None
-        ]
+        pairs = zip(votes, self.judge.weights, strict=True)
+        graded = [(self._verdicts[verdict], weight) for (verdict, _), weight in pairs if verdict is not None]
         if not graded:
             names = [policy.name for policy in self.judge.policies]
             replies = "; ".join(f"{name}: {reply[:200]!r}" for name, (_, reply) in zip(names, votes, strict=True))

@@ -191,11 +191,8 @@ def _compare_texts(answer: str, truth: str) -> bool | None:
 def _has_other_unit(answer: str, truth: str) -> bool:
     """Return True for `126 m` and `126 dollars`, `10 am` and `10 pm`: both have a unit, none begins like the other."""
     texts = [_TIMES_NUMBER.sub("", _TEXT.sub(r" \1", text).strip().rstrip(".")) for text in (answer, truth)]
-    units = sorted(
-        re.sub(r"[\s-]+", " ", unit[1].replace(".", "")).strip().casefold()
-        for text in texts
-        if (unit := _UNIT.search(text))
-    )
+    written = [unit[1].replace(".", "") for text in texts if (unit := _UNIT.search(text))]
+    units = sorted(re.sub(r"[\s-]+", " ", unit).strip().casefold() for unit in written)
     halves = {half[1].casefold() for text in texts if (half := _HALF_DAY.search(text))}
     differ = len(units) == 2 and not units[1].startswith(units[0].removesuffix("s"))
     return len(halves) == 2 or (differ and max(map(len, units)) > 2)

@@ -107,7 +107,8 @@ def run_second_attempts(
         settings: Thresholds, budgets and what is enabled.
         step: Step number; keys the sampling noise.
     """
-    config, policy, reflecting = worker.config, worker.engine.policy, _reflecting_of(worker)
+    config, policy, reflecting = worker.config, worker.policy, _reflecting_of(worker)
+    tokens, temperature = settings.reflection_tokens, config.sampling.temperature
     first, shard = worker.world.shard(groups)
     records_of_shard = worker.scorer.group_records(groups, records)[first : first + len(shard)]
     candidates = reflecting.candidates(shard, records_of_shard, first, settings)
@@ -116,14 +117,7 @@ def run_second_attempts(
     if settings.enable_reflection:
         earlier = memory.recall(feedback) if settings.enable_memory else [()] * len(candidates)
         requests = reflection_requests(
-            policy,
-            reflecting.prompt,
-            candidates,
-            earlier,
-            settings.reflection_tokens,
-            config.sampling.temperature,
-            config.seed,
-            step,
+            policy, reflecting.prompt, candidates, earlier, tokens, temperature, config.seed, step
         )
         replies = [*policy.sample(requests)]
         advice = [extract_advice(reply.text) for reply in replies if reply is not None]
@@ -131,13 +125,12 @@ def run_second_attempts(
         Start(candidate.attempt.task, candidate.task_index, candidate.attempt.rollout, text)
         for candidate, text in zip(candidates, advice, strict=True)
     ]
-    retries = worker.engine.run(starts, config.sampling.temperature, config.seed, step, role="retry")
+    retries = worker.engine.run(starts, temperature, config.seed, step, role="retry")
     scored, retry_records = worker.score([TrajectoryGroup(retry.task, (retry,)) for retry in retries])
+    answers = worker.scorer.group_records(scored, retry_records)
     second_attempts = [
-        _build_second_attempt(worker, settings, candidate, text, reply, group.trajectories[0], answers[0])
-        for candidate, text, reply, group, answers in zip(
-            candidates, advice, replies, scored, worker.scorer.group_records(scored, retry_records), strict=True
-        )
+        _build_second_attempt(worker, settings, candidate, text, reply, group.trajectories[0], of_group[0])
+        for candidate, text, reply, group, of_group in zip(candidates, advice, replies, scored, answers, strict=True)
     ]
     return worker.world.gather(second_attempts)
 
@@ -165,13 +158,9 @@ def _build_second_attempt(
     if reply is not None and retry.reward is not None:
         value = retry.reward.total
         reward = Reward((value,), {"retry": (value,)}, {"retry": 1.0}, value)
+        turns, states = (Turn(0, reply),), attempt.states[-1:]
         reflection = replace(
-            attempt,
-            turns=(Turn(0, reply),),
-            states=attempt.states[-1:],
-            reward=reward,
-            role="reflection",
-            parent=attempt.rollout,
+            attempt, turns=turns, states=states, reward=reward, role="reflection", parent=attempt.rollout
         )
     if settings.enable_internalization and succeeded:
         policy, turns = worker.engine.policy, []

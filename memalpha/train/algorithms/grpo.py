@@ -49,19 +49,11 @@ class GRPO(Algorithm):
         config = self.config
         rows, costs = add_reference_kl(build_rows(groups, config.loss.entropy_coef), score, config)
         extra_rewards = turn_penalties(groups, costs)
-        divisor = 1.0
-        if config.loss.scale_rewards == "batch":
-            divisor = reward_std(groups, extra_rewards) + config.loss.advantage_floor
-        advantages = [
-            value / divisor
-            for group, group_extra in zip(groups, extra_rewards, strict=True)
-            for turn_advantages in group_advantages(
-                group,
-                baseline=self.baseline,
-                scale="group" if config.loss.scale_rewards == "group" else "none",
-                floor=config.loss.advantage_floor,
-                extra_rewards=group_extra,
-            )
-            for value in turn_advantages
-        ]
+        floor = config.loss.advantage_floor
+        scale: Literal["group", "none"] = "group" if config.loss.scale_rewards == "group" else "none"
+        divisor = reward_std(groups, extra_rewards) + floor if config.loss.scale_rewards == "batch" else 1.0
+        advantages: list[float] = []
+        for group, extra in zip(groups, extra_rewards, strict=True):
+            rollouts = group_advantages(group, baseline=self.baseline, scale=scale, floor=floor, extra_rewards=extra)
+            advantages += [value / divisor for turns in rollouts for value in turns]
         return set_advantages(rows, advantages if self.credit is None else self.credit.add_to(advantages, groups))

@@ -323,12 +323,10 @@ def reflection_demo_rows(
     Returns:
         Rows, number of turns left out.
     """
-    settings = config.erl or ERLSettings()
-    groups, records = scorer.score(
-        RolloutEngine(policy, writing).roll_out(
-            tasks, config.sampling.group_size, config.sampling.temperature, config.seed, first_index=first
-        )
-    )
+    settings, sampling = config.erl or ERLSettings(), config.sampling
+    engine = RolloutEngine(policy, writing)
+    groups = engine.roll_out(tasks, sampling.group_size, sampling.temperature, config.seed, first_index=first)
+    groups, records = scorer.score(groups)
     answers = scorer.group_records(groups, records)
     reflection = MemoryReflection(writing, scorer)
     wrong = {

@@ -307,11 +307,8 @@ class Learner(Pipeline):
 
         def step() -> dict[str, float]:
             norm = self.engine.optim_step(rate)
-            return {
-                **merge_metrics([gradient.result() for gradient in gradients]),
-                "grad_norm": norm,
-                "learning_rate": rate,
-            }
+            metrics = merge_metrics([gradient.result() for gradient in gradients])
+            return {**metrics, "grad_norm": norm, "learning_rate": rate}
 
         return self.submit("optim_step", step)
 

@@ -329,13 +329,9 @@ class BaseEngine:
             {"params": [self._stepped[name] for name in shares if shares[name] == share], "share": share}
             for share in dict.fromkeys(shares.values())
         ]
-        self.optimizer = torch.optim.AdamW(
-            groups,
-            lr=config.optimizer.peak_rate,
-            betas=config.optimizer.adam_betas,
-            weight_decay=config.optimizer.weight_decay,
-            fused=True,  # one pass over the weights, no temporaries
-        )
+        rate, betas, decay = config.optimizer.peak_rate, config.optimizer.adam_betas, config.optimizer.weight_decay
+        # One pass over the weights, no temporaries.
+        self.optimizer = torch.optim.AdamW(groups, lr=rate, betas=betas, weight_decay=decay, fused=True)
 
     def _wrap_scorer(self, scorer: Any) -> nn.Module:
         """Wrap a model's scorer for the processes of the run."""

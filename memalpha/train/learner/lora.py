@@ -177,11 +177,8 @@ def last_layers(model: PreTrainedModel, count: int, name: str) -> tuple[str, int
         ConfigError: The model has fewer layers, or no single list of layers.
     """
     layers = model.config.get_text_config().num_hidden_layers
-    attributes = [
-        path.rpartition(".")[2]
-        for path, part in model.named_modules()
-        if isinstance(part, torch.nn.ModuleList) and len(part) == layers
-    ]
+    lists = {path: part for path, part in model.named_modules() if isinstance(part, torch.nn.ModuleList)}
+    attributes = [path.rpartition(".")[2] for path, part in lists.items() if len(part) == layers]
     if len(attributes) != 1:
         raise ConfigError(f"lora.layers: {name!r} does not keep its layers in one list: leave it out")
     if count > layers:

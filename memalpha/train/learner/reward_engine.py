@@ -27,7 +27,7 @@ from torch.nn.functional import logsigmoid
 
 from memalpha.config import RewardModelConfig
 from memalpha.policy.reward_model import Head, RewardScorer, pack_rows, read_reward_model, write_reward_model
-from memalpha.train.data.preferences import ComparedReplies, RewardExample
+from memalpha.train.data.preferences import ComparedReplies, RatedReply, RewardExample
 from memalpha.train.data.samples import split_by_width
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.engine import BaseEngine
@@ -99,14 +99,10 @@ class RewardEngine(BaseEngine):
         values = torch.from_numpy(np.concatenate(list(scores))).to(self.model.device)
         metrics = {"loss": float(self._item_losses(items, values).cpu().numpy().mean())}
         weights = self._objective_weights.cpu().numpy()
-        sides = np.array(
-            [
-                row @ weights if item.objective is None else row[:, item.objective]
-                for item, row in zip(items, scores, strict=True)
-                if isinstance(item, ComparedReplies)
-            ],
-            dtype=np.float64,
-        ).reshape(-1, 2)
+        pairs = list(zip(items, scores, strict=True))
+        compared = [(item.objective, row) for item, row in pairs if isinstance(item, ComparedReplies)]
+        sides = [row @ weights if objective is None else row[:, objective] for objective, row in compared]
+        sides = np.array(sides, dtype=np.float64).reshape(-1, 2)
         if len(sides):
             gaps = sides[:, 0] - sides[:, 1]
             metrics |= {
@@ -114,11 +110,7 @@ class RewardEngine(BaseEngine):
                 "margins": float(gaps.mean()),
                 "scores": float(sides.mean()),
             }
-        squares = [
-            np.square(row[0] - np.array(item.scores))
-            for item, row in zip(items, scores, strict=True)
-            if not isinstance(item, ComparedReplies)
-        ]
+        squares = [np.square(row[0] - np.array(item.scores)) for item, row in pairs if isinstance(item, RatedReply)]
         if squares:
             metrics["errors"] = float(np.sqrt(np.nanmean(np.concatenate(squares))))
         return metrics

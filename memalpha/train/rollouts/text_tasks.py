@@ -237,12 +237,9 @@ def evaluate_text_run(
     source = TextTaskSource(config)
     environment = build_environment(config.model_copy(update={"out": out}))  # cache of endpoint answers
     check_rewards(source.held_out, environment)
+    compute = config.compute
     policy = load_policy(
-        config.policy,
-        dtype=config.compute.dtype,
-        device=config.compute.device,
-        loading=config.compute,
-        batching=config.sampling,
+        config.policy, dtype=compute.dtype, device=compute.device, loading=compute, batching=config.sampling
     )
     evaluator = Evaluator(text_engine(config, policy, environment), TextScorer(environment))
     report = evaluator.evaluate(name or policy.name, source.held_out, progress=progress)

@@ -224,7 +224,7 @@ def walk_trajectory(trajectory: Trajectory, records: Sequence[Record]) -> dict[s
     """Return one writer's walk: `chunks` (calls with results, memory after each) and `answers`."""
     steps = []
     for chunk, state in enumerate(trajectory.states):
-        turns = [turn for turn in trajectory.turns if turn.chunk == chunk]
+        results = [result for turn in trajectory.turns if turn.chunk == chunk for result in turn.results]
         steps.append(
             {
                 "calls": [
@@ -234,8 +234,7 @@ def walk_trajectory(trajectory: Trajectory, records: Sequence[Record]) -> dict[s
                         "raw": result.call.raw,
                         **{name: getattr(result, name) for name in RESULT_FIELDS},
                     }
-                    for turn in turns
-                    for result in turn.results
+                    for result in results
                 ],
                 "core": state.core,
                 "memory": [
@@ -244,20 +243,20 @@ def walk_trajectory(trajectory: Trajectory, records: Sequence[Record]) -> dict[s
                 ],
             }
         )
-    asked_after = {question.id: question.asked_after_chunk for question in trajectory.task.questions}
-    last = len(trajectory.task.chunks) - 1
+    task = trajectory.task
+    asked_after = {question.id: task.asked_after(question) for question in task.questions}
     answers = [
         {
             "question_id": record.question_id,
             "ability": record.ability,
             "question": record.question,
-            "asked_after_chunk": last if asked_after[record.question_id] is None else asked_after[record.question_id],
+            "asked_after_chunk": asked_after[record.question_id],
             "gold": list(record.gold),
             "answer": record.answer,
             "correct": record.correct,
         }
         for record in records
-        if record.task == trajectory.task.id
+        if record.task == task.id
     ]
     return {"chunks": steps, "answers": answers}
 

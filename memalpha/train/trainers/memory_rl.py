@@ -54,9 +54,8 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     A rollout builds a memory over a conversation, the answers from it give the reward.
     """
     source = TaskSource(config)
-    tasks, curriculum = source, config.sampling.curriculum
-    if curriculum is not None:
-        tasks = Curriculum(curriculum, source)
+    curriculum = config.sampling.curriculum
+    tasks = source if curriculum is None else Curriculum(curriculum, source)
     display = Display(quiet=not directory.world.is_main)
     config, start = load_with_defaults(config, display)
     policy = start.policy
@@ -79,14 +78,9 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         algorithm.credit = CallCredit(policy, settings.share)
     reflection = MemoryReflection(writing, training_scorer)
     sampling = config.sampling
+    chunk_share = 1.0 - sampling.conversation_share if sampling.groups == "chunk" else 0.0
     worker = RolloutWorker(
-        rollouts,
-        training_scorer,
-        config,
-        directory.world,
-        reflection,
-        sampling.questions_per_task,
-        1.0 - sampling.conversation_share if sampling.groups == "chunk" else 0.0,
+        rollouts, training_scorer, config, directory.world, reflection, sampling.questions_per_task, chunk_share
     )
     engine = build_algorithm_engine(policy, config, algorithm, directory.world)
     training_step = MemoryStep(
@@ -108,7 +102,6 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         notes=[*source.notes, *rewards.notes(source.known_tasks, scope)],
         stop_below=config.evaluation.stop_below,
         baselines=baselines,
-        scorer=scorer,
         stop_unreadable=config.sampling.stop_unreadable,
     )
     directory.claim(config, source.fingerprint)
@@ -162,21 +155,16 @@ class MemoryEvaluations(TaskEvaluations):
     Args:
         args: Arguments of `TaskEvaluations`.
         baselines: Evaluators of scripted policies.
-        scorer: Reader, metric and embedder of the evaluations.
         stop_unreadable: Stop before training if the reader cannot answer.
         settings: Further settings of `TaskEvaluations`.
     """
 
     def __init__(
-        self,
-        *args: Any,
-        baselines: Mapping[str, Evaluator[Task]],
-        scorer: MemoryScorer,
-        stop_unreadable: bool,
-        **settings: Any,
+        self, *args: Any, baselines: Mapping[str, Evaluator[Task]], stop_unreadable: bool, **settings: Any
     ) -> None:
         super().__init__(*args, **settings)
-        self.baselines, self.scorer, self.stop_unreadable = baselines, scorer, stop_unreadable
+        self.baselines, self.stop_unreadable = baselines, stop_unreadable
+        self.scorer: Any = self.evaluator.scorer
         self.folder = self.directory.path / "eval"
 
     def before(self) -> Report:

@@ -86,9 +86,7 @@ def text_trainer(
                 f"{max(room, 0)} ({policy.positions} less max_new_tokens={limit}"
                 + (f" and {advice} of advice)" if advice else ")")
             )
-    training_tasks = source
-    if config.curriculum is not None:
-        training_tasks = Curriculum(config.curriculum, source)
+    training_tasks = source if config.curriculum is None else Curriculum(config.curriculum, source)
     engine = build_algorithm_engine(policy, config, algorithm, world)
     training_step = TextStep(directory, tasks=training_tasks, worker=worker, algorithm=algorithm, engine=engine)
     evaluations = TaskEvaluations(

@@ -108,18 +108,13 @@ def load_start(config: LearnerConfig) -> RunStart:
     Raises:
         PolicyError: The policy has no weights.
     """
-    started_at = time.monotonic()
-    is_frozen = config.lora is not None  # trained weights are float32
-    policy = load_policy(
-        config.policy,
-        dtype=config.compute.dtype if is_frozen else "float32",
-        device=config.compute.device,
-        loading=config.compute,
-        batching=config.sampling if isinstance(config, RolloutConfig) else None,
-    )
+    started_at, compute = time.monotonic(), config.compute
+    dtype = "float32" if config.lora is None else compute.dtype  # trained weights are float32
+    batching = config.sampling if isinstance(config, RolloutConfig) else None
+    policy = load_policy(config.policy, dtype=dtype, device=compute.device, loading=compute, batching=batching)
     if not isinstance(policy, TransformersPolicy):
         raise PolicyError(f"policy {config.policy!r} has no weights: only a transformers model can be trained")
-    if config.compute.load_in_4bit and any("lora_" in name for name, _ in policy.model.named_parameters()):
+    if compute.load_in_4bit and any("lora_" in name for name, _ in policy.model.named_parameters()):
         raise ConfigError(
             f"compute.load_in_4bit: policy {config.policy!r} holds adapters, which are not merged into weights in "
             "4 bits: write a merged policy first (memalpha merge POLICY FOLDER) and start from it"
