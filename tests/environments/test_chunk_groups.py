@@ -41,11 +41,8 @@ def tasks():
 @pytest.fixture(scope="module")
 def scored(engine, tasks):
     groups = roll_out_chunks(engine, tasks, range(3), 4, 1.0, seed=5, step=2)
-    scorer = MemoryScorer(
-        ExtractiveReader(ReaderConfig()),
-        MemoryReward(RewardConfig(), engine.policy.count_tokens),
-        load_embedder("hash"),
-    )
+    rewards = MemoryReward(RewardConfig(), engine.policy.count_tokens)
+    scorer = MemoryScorer(ExtractiveReader(ReaderConfig()), rewards, load_embedder("hash"))
     return scorer, *scorer.score(groups)
 
 
@@ -87,11 +84,8 @@ def test_rewards_belong_to_their_turn(engine, scored):
             reward = trajectory.reward
             assert not reward.shared
             for chunk in range(len(trajectory.turns)):
-                scores = [
-                    record.score
-                    for question, record in zip(group.task.questions, of_trajectory, strict=True)
-                    if question.asked_after_chunk == chunk
-                ]
+                pairs = zip(group.task.questions, of_trajectory, strict=True)
+                scores = [record.score for question, record in pairs if question.asked_after_chunk == chunk]
                 assert reward.components["r1"][chunk] == pytest.approx(sum(scores) / len(scores) if scores else 0.0)
                 read = sum(engine.policy.count_tokens(chunk.render()) for chunk in group.task.chunks[: chunk + 1])
                 size = memory_tokens(trajectory.states[chunk], engine.policy.count_tokens)

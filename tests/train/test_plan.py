@@ -20,27 +20,11 @@ from memalpha.train.learner.lora import add_lora
 from memalpha.train.learner.token_logprobs import TokenScorer
 from memalpha.train.plan import ModelShape, Row, RunPlan, Work, format_plan, plan_run
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 2000,
-    "hidden_size": 96,
-    "intermediate_size": 256,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": True,
-    "eos_token_id": 1,
-}
-FOUR_BILLION = SHAPE | {
-    "vocab_size": 151936,
-    "hidden_size": 2560,
-    "intermediate_size": 9728,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-}
+SHAPE: dict[str, Any] = {"vocab_size": 2000, "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 6}
+SHAPE |= {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096}
+SHAPE |= {"tie_word_embeddings": True, "eos_token_id": 1}
+FOUR_BILLION = SHAPE | {"vocab_size": 151936, "hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36}
+FOUR_BILLION |= {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
 
 
 def _policy(folder: Path, config: Any) -> str:

@@ -95,18 +95,13 @@ def split_reward(trajectory: Trajectory[Any]) -> tuple[float, list[float]]:
     reward = trajectory.reward
     if reward is None or len(reward.turns) != len(trajectory.turns) or not reward.turns:
         raise TrainingError(f"task {trajectory.task.id!r}, rollout {trajectory.rollout}: no reward for each turn")
-    return (
-        _weighted_sum(reward, 0, shared=True),
-        [_weighted_sum(reward, index, shared=False) for index in range(len(reward.turns))],
-    )
+    shared = _weighted_sum(reward, 0, shared=True)
+    return shared, [_weighted_sum(reward, index, shared=False) for index in range(len(reward.turns))]
 
 
 def _weighted_sum(reward: Reward, index: int, *, shared: bool) -> float:
-    return sum(
-        reward.weights[name] * values[index]
-        for name, values in reward.components.items()
-        if (name in reward.shared) == shared
-    )
+    names = [name for name in reward.components if (name in reward.shared) == shared]
+    return sum(reward.weights[name] * reward.components[name][index] for name in names)
 
 
 def centre(values: Sequence[float], baseline: str) -> list[float]:

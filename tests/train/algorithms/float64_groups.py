@@ -159,17 +159,8 @@ def policy_loss(config: TrainConfig, rows: Sequence[Row], weights: Sequence | No
 
 
 def settings(**changes) -> TrainConfig:
-    return TrainConfig(
-        **{
-            "out": "unused",
-            "learning_rate": 4e-4,
-            "loss_constant": 16.0,
-            "warmup_steps": 0,
-            "decay_fraction": 0.0,
-            "temperature": TEMPERATURE,
-            **changes,
-        }
-    )
+    base = {"out": "unused", "learning_rate": 4e-4, "loss_constant": 16.0, "warmup_steps": 0, "decay_fraction": 0.0}
+    return TrainConfig(**{**base, "temperature": TEMPERATURE, **changes})
 
 
 def make_engine(config: TrainConfig, kind: str = "qwen") -> Engine:

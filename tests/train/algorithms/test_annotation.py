@@ -38,17 +38,10 @@ def test_masking_is_known_before_the_rewards():
     """Training in parts divides by counts of sampled rows, so masked rows must count there as after annotation."""
     config = TrainConfig(out="unused", mask_truncated_completions=True, entropy_coef=0.1)
     turns = [Turn(t, Completion("", (1,), (2, 3), (-1.0, -1.0), 1.0, ("eos", "length")[t % 2])) for t in range(3)]
-    trajectories = tuple(
-        Trajectory(
-            Task(id="t", chunks=(Chunk(text="x"),)),
-            r,
-            tuple(turns),
-            (),
-            Reward((r,) * 3, {"r2": (r,) * 3}, {"r2": 1.0}, r),
-        )
-        for r in range(2)
-    )
-    groups = [TrajectoryGroup(Task(id="t", chunks=(Chunk(text="x"),)), trajectories)]
+    task = Task(id="t", chunks=(Chunk(text="x"),))
+    rewards = [Reward((r,) * 3, {"r2": (r,) * 3}, {"r2": 1.0}, r) for r in range(2)]
+    trajectories = tuple(Trajectory(task, r, tuple(turns), (), reward) for r, reward in enumerate(rewards))
+    groups = [TrajectoryGroup(task, trajectories)]
     rows = annotate(ALGORITHMS["grpo"](config), groups, None).rows
     sampled = mask_truncated(build_rows(groups, config.loss.entropy_coef), config)
     for divided in (normalize(rows, "constant", 1.0), normalize(sampled, "constant", 1.0)):

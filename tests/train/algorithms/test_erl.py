@@ -31,14 +31,9 @@ TASKS = synthetic.tasks(WorldConfig(), 3, 0, 3)
 
 
 def settings(**erl) -> TrainConfig:
-    return TrainConfig(
-        out="unused",
-        agent={"prompt": "compact", "embedder": "hash", "max_new_tokens": 12},
-        group_size=3,
-        algorithm="erl",
-        loss_constant=16.0,
-        erl=EASY | erl,
-    )
+    agent = {"prompt": "compact", "embedder": "hash", "max_new_tokens": 12}
+    base = {"out": "unused", "agent": agent, "group_size": 3, "loss_constant": 16.0}
+    return TrainConfig(**base, algorithm="erl", erl=EASY | erl)
 
 
 def make_worker(config: TrainConfig, policy=None, world=SINGLE_PROCESS) -> RolloutWorker:

@@ -10,7 +10,7 @@ from float64_groups import groups, make_engine, settings
 
 from memalpha.config import TrainConfig, training_config
 from memalpha.train.algorithms.ppo import PPO
-from memalpha.types import TrajectoryGroup, Turn
+from memalpha.types import Trajectory, TrajectoryGroup, Turn
 
 BETA, EPISODES = 0.2, 7
 
@@ -39,15 +39,10 @@ def likelier_groups() -> list[TrajectoryGroup]:
         logprobs = tuple(value + 0.1 for value in turn.completion.logprobs)
         return replace(turn, completion=replace(turn.completion, logprobs=logprobs))
 
-    return [
-        replace(
-            group,
-            trajectories=tuple(
-                replace(trajectory, turns=tuple(map(likelier, trajectory.turns))) for trajectory in group.trajectories
-            ),
-        )
-        for group in groups("qwen")
-    ]
+    def changed(trajectory: Trajectory) -> Trajectory:
+        return replace(trajectory, turns=tuple(map(likelier, trajectory.turns)))
+
+    return [replace(group, trajectories=tuple(map(changed, group.trajectories))) for group in groups("qwen")]
 
 
 def test_the_coefficient_follows_the_kl():

@@ -66,17 +66,9 @@ def test_each_prefix_of_a_tree_is_one_node():
 def test_a_model_that_cannot_attend_along_trees_is_refused():
     eager = tiny_model()
     eager.config._attn_implementation = "eager"
-    sliding = MistralForCausalLM(
-        MistralConfig(
-            vocab_size=64,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            sliding_window=3,
-        )
-    )
+    shape = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    shape |= {"num_attention_heads": 2, "num_key_value_heads": 1, "sliding_window": 3}
+    sliding = MistralForCausalLM(MistralConfig(**shape))
     for model in (eager, sliding):
         with pytest.raises(ConfigError, match=r"compute\.share_prefixes: .* cannot attend along a tree"):
             Engine(model, config(share_prefixes=True))

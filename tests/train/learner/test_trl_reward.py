@@ -96,14 +96,9 @@ def test_transformers_and_trl_load_our_models(policy_path, tmp_path):
     data = tmp_path / "pairs.jsonl"
     lines = [{"prompt": f"p{n}", "chosen": f"yes {n}", "rejected": f"no {n} not"} for n in range(8)]
     data.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    settings = {
-        "policy": str(policy_path),
-        "data": data,
-        "out": tmp_path / "run",
-        "learning_rate": 1e-2,
-        "warmup_steps": 0,
-    }
-    train(build_config(RewardModelConfig, {**settings, "batch_pairs": 4}, "test"))
+    settings = {"policy": str(policy_path), "data": data, "out": tmp_path / "run"}
+    settings |= {"learning_rate": 1e-2, "warmup_steps": 0, "batch_pairs": 4}
+    train(build_config(RewardModelConfig, settings, "test"))
     reward_model = load_reward_model(tmp_path / "run")
     best = tmp_path / "run" / "checkpoints" / "best"
     model = AutoModelForSequenceClassification.from_pretrained(best, dtype=torch.float32)

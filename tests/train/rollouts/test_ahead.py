@@ -109,11 +109,8 @@ def test_a_server_samples_ahead_and_a_crash_loses_no_group(small, policy_path, t
     assert any(turn["step"] - turn["weights_step"] == 1 for turn in turns)
     for trajectory in queued[0]["trajectories"]:
         sampled = [turn["completion"]["completion_ids"] for turn in trajectory["turns"]]
-        learned = [
-            turn["completion_ids"]
-            for turn in turns
-            if (turn["task"], turn["rollout"]) == (queued[0]["task"], trajectory["rollout"])
-        ]
+        place = (queued[0]["task"], trajectory["rollout"])
+        learned = [turn["completion_ids"] for turn in turns if (turn["task"], turn["rollout"]) == place]
         assert sampled == learned, "what was in the queue is learned as it was sampled"
 
 

@@ -69,11 +69,8 @@ def test_feedback_is_bounded_in_whole_answers():
     assert all(part.startswith("Question: ") and "\nLost: " in part for part in parts)
     from memalpha.qa.error_analysis import with_error_classes
 
-    told = [
-        record
-        for record in with_error_classes(groups, [record for group in answers for one in group for record in one])
-        if record.feedback
-    ]
+    records = [record for group in answers for one in group for record in one]
+    told = [record for record in with_error_classes(groups, records) if record.feedback]
     whole = join_feedback(told, "full", len, 10**6)
     half = join_feedback(told, "full", len, len(whole) // 2)
     assert half and len(half) <= len(whole) // 2 and set(half.split("\n\n")) < set(whole.split("\n\n"))

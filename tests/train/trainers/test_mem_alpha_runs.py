@@ -63,15 +63,8 @@ def test_files_name_the_style_and_the_published_model_is_known(checkpoint):
 
 
 def test_demonstrations_are_written_in_the_protocol(checkpoint, tmp_path):
-    config = small_config(
-        SFTConfig,
-        checkpoint,
-        tmp_path,
-        source="gold",
-        agent={**AGENT, "max_new_tokens": 900},
-        tasks=2,
-        schedule_steps=1,
-    )
+    settings = {"source": "gold", "agent": {**AGENT, "max_new_tokens": 900}, "tasks": 2, "schedule_steps": 1}
+    config = small_config(SFTConfig, checkpoint, tmp_path, **settings)
     train(config, max_steps=1)
     rows = lines(tmp_path / "run" / "rows.jsonl")
     tokenizer = load_policy(checkpoint).tokenizer

@@ -65,15 +65,10 @@ def test_without_gold_operations_a_run_says_that_the_ceiling_is_unchecked(small,
     assert "r4 is off (weight 0) for 4 of 10 tasks (training, validation, held-out): they carry no gold" in messages
     assert "ceiling" not in messages, "the held-out tasks have gold operations"
 
-    silent = [
-        task.model_copy(
-            update={
-                "id": f"held-{task.id}",
-                "questions": tuple(q.model_copy(update={"evidence": ()}) for q in task.questions),
-            }
-        )
-        for task in tasks[:2]
-    ]
+    silent = []
+    for task in tasks[:2]:
+        questions = tuple(q.model_copy(update={"evidence": ()}) for q in task.questions)
+        silent.append(task.model_copy(update={"id": f"held-{task.id}", "questions": questions}))
     save_jsonl(silent, held_out)
     save_jsonl(synthetic.tasks(WorldConfig(), 5, 0, 8), file)
     summary = train(settings.model_copy(update={"out": tmp_path / "without-gold"}))
@@ -91,16 +86,11 @@ def test_without_gold_operations_the_evidence_gives_the_ceiling(small, tmp_path,
         SpeakerTurn(speaker="Ana", text=f"We went with number {number} in the end.", id=f"t{number}")
         for number in (1, 2)
     ]
-    tasks = [
-        Task(
-            id=f"task-{number}",
-            chunks=(Chunk(turns=(turn,)),),
-            questions=(
-                Question(id="q", question="Which number did they take?", answers=(str(number),), evidence=(turn.id,)),
-            ),
-        )
-        for number, turn in enumerate(turns, 1)
-    ]
+    tasks = []
+    for number, turn in enumerate(turns, 1):
+        asked = {"id": "q", "question": "Which number did they take?", "answers": (str(number),)}
+        question = Question(**asked, evidence=(turn.id,))
+        tasks.append(Task(id=f"task-{number}", chunks=(Chunk(turns=(turn,)),), questions=(question,)))
     held_out = tmp_path / "held-out.jsonl"
     save_jsonl(tasks, held_out)
     train(small(eval_data=str(held_out), eval_tasks=2, max_steps=0))

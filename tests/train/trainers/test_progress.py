@@ -12,14 +12,8 @@ from rich.console import Console
 
 from memalpha.train.trainers.progress import Display
 
-LINE = {
-    "reward": 1.5,
-    "accuracy": 0.25,
-    "calls": 4.0,
-    "entropy": 0.31,
-    "validation_accuracy": 0.5,
-    "validation_se": 0.1,
-}
+LINE = {"reward": 1.5, "accuracy": 0.25, "calls": 4.0, "entropy": 0.31}
+LINE |= {"validation_accuracy": 0.5, "validation_se": 0.1}
 SHOWN = (
     "reward 1.50  accuracy 0.25  calls 4.0  entropy 0.31  2.0 min of steps left  "
     "(validation accuracy 0.500 ± 0.100, +0.300 since the start)"

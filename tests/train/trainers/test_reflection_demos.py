@@ -17,19 +17,9 @@ from memalpha.train.api import train
 from memalpha.train.data.demonstrations import format_advice, reflection_demo_rows
 from memalpha.types import GoldOperation
 
-CONFIG = {
-    "algorithm": "sft",
-    "source": "erl",
-    "policy": "tiny",
-    "agent": {"prompt": "compact", "embedder": "hash", "max_new_tokens": 96},
-    "erl": {"reflection_tokens": 48},
-    "group_size": 2,
-    "tasks": 3,
-    "eval_tasks": 2,
-    "validation_tasks": 1,
-    "schedule_steps": 2,
-    "batch_rows": 4,
-}
+CONFIG = {"algorithm": "sft", "source": "erl", "policy": "tiny", "erl": {"reflection_tokens": 48}}
+CONFIG |= {"agent": {"prompt": "compact", "embedder": "hash", "max_new_tokens": 96}, "group_size": 2, "tasks": 3}
+CONFIG |= {"eval_tasks": 2, "validation_tasks": 1, "schedule_steps": 2, "batch_rows": 4}
 
 
 def config(out, **changes) -> SFTConfig:

@@ -54,11 +54,8 @@ def scorer(seed=0, pooling="last", objectives=("reward",), lora=None, **changes)
     """An engine on a random model whose head (and q) is random too."""
     head = Head(pooling, dict(zip(objectives, (1.0, -0.5, 2.0), strict=False)))
     model = add_reward_head(tiny_model(seed), head, tiny_tokenizer(), "tiny")
-    config = build_config(
-        RewardModelConfig,
-        {"out": "unused", "data": "unused", "lora": lora, "microbatch_tokens": 150, **changes},
-        "test",
-    )
+    settings = {"out": "unused", "data": "unused", "lora": lora, "microbatch_tokens": 150, **changes}
+    config = build_config(RewardModelConfig, settings, "test")
     whole = ["score", "pool"] if pooling == "attention" else ["score"]
     if lora is not None:
         model = add_lora(model, config.lora, "tiny", modules_to_save=whole, task_type="SEQ_CLS")
@@ -116,12 +113,9 @@ def slowly(engine, items):
                     pooled = sum(power * state for power, state in zip(powers, own, strict=True)) / sum(powers)
                 outputs.append(model.score(pooled))
             if isinstance(one, ComparedReplies):
-                v = [
-                    sum(w * s for w, s in zip(weights, out, strict=True))
-                    if one.objective is None
-                    else out[one.objective]
-                    for out in outputs
-                ]
+                v = [sum(w * s for w, s in zip(weights, out, strict=True)) for out in outputs]
+                if one.objective is not None:
+                    v = [out[one.objective] for out in outputs]
                 loss = torch.log1p(torch.exp(-(v[0] - v[1] - one.margin))) + engine.center * (v[0] + v[1]) ** 2
             else:
                 squares = [(s - y) ** 2 for s, y in zip(outputs[0], one.scores, strict=True) if y == y]
@@ -188,15 +182,8 @@ def test_objectives_learn_from_pairs_of_their_own_and_from_ratings(judges, tmp_p
         for number, (p, c) in enumerate(zip(p, texts, strict=True))
     ]
     data = written(tmp_path / "objectives.jsonl", rows)
-    settings = judges(
-        data=str(data),
-        eval_data=str(data),
-        objectives={"kind": 1.0, "long": 0.25, "worth": 0.0},
-        epochs=5,
-        validate_every=100,
-        save_every=100,
-        pooling="mean",
-    )
+    changes = {"objectives": {"kind": 1.0, "long": 0.25, "worth": 0.0}, "epochs": 5, "pooling": "mean"}
+    settings = judges(data=str(data), eval_data=str(data), validate_every=100, save_every=100, **changes)
     summary = train(settings)
     assert summary["after"]["validation_accuracies"] == 1.0
     assert summary["after"]["validation_errors"] < 0.6

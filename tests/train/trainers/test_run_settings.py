@@ -108,14 +108,10 @@ def test_task_sources(small, tmp_path):
 
 def told(count, texts=None):
     """Tasks that say a number each, or one of `texts`."""
-    return [
-        Task(
-            id=f"t{i}",
-            chunks=(Chunk(text=f"Bo: my code is {i if texts is None else texts[i % len(texts)]}."),),
-            questions=(Question(id="q", question="What is Bo's code?", answers=("7",)),),
-        )
-        for i in range(count)
-    ]
+    questions = (Question(id="q", question="What is Bo's code?", answers=("7",)),)
+    codes = [i if texts is None else texts[i % len(texts)] for i in range(count)]
+    chunks = [(Chunk(text=f"Bo: my code is {code}."),) for code in codes]
+    return [Task(id=f"t{i}", chunks=part, questions=questions) for i, part in enumerate(chunks)]
 
 
 @pytest.mark.parametrize("most", [200, 3])

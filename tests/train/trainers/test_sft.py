@@ -133,13 +133,8 @@ def test_rollouts_that_are_all_alike_are_refused(sampling, monkeypatch):
 
 
 def test_an_earlier_run_s_rollouts(small, supervised, ending_policy, tmp_path):
-    earlier = small(
-        out=str(tmp_path / "earlier"),
-        policy=str(ending_policy),
-        keep_tokens=True,
-        max_steps=2,
-        agent={"max_new_tokens": 24},
-    )
+    changes = {"keep_tokens": True, "max_steps": 2, "agent": {"max_new_tokens": 24}}
+    earlier = small(out=str(tmp_path / "earlier"), policy=str(ending_policy), **changes)
     train(earlier)
     summary = train(supervised(source=str(earlier.out), policy=str(ending_policy)))
     turns = {tuple(turn["completion_ids"]): turn for turn in lines(earlier.out / "turns.jsonl")}

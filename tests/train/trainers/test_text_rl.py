@@ -112,11 +112,8 @@ def test_the_curriculum_moves_on_and_looks_back():
         tasks = curriculum.batch(8 * number)
         assert tasks == curriculum.batch(8 * number), "drawing changes nothing"
         records = [Record(t.id, 0, t.id, "", None, "", "", (), 0.0, correct) for t in tasks]
-        return (
-            [task.columns["level"] for task in tasks],
-            curriculum.record_outcomes(8 * number, records),
-            [t.id for t in tasks],
-        )
+        levels, ids = [task.columns["level"] for task in tasks], [task.id for task in tasks]
+        return levels, curriculum.record_outcomes(8 * number, records), ids
 
     seen: list[str] = []
     for number, correct, unlocked in ((0, True, 1), (1, True, 2), (2, False, 2), (3, True, 2)):

@@ -18,16 +18,8 @@ import memalpha
 from memalpha.errors import ConfigError
 from memalpha.train.trainers import progress
 
-TINY = {
-    "policy": "tiny-text",
-    "max_new_tokens": 24,
-    "group_size": 2,
-    "tasks_per_step": 2,
-    "schedule_steps": 3,
-    "eval_tasks": 1,
-    "validation_tasks": 0,
-    "save_every": 1,
-}
+TINY = {"policy": "tiny-text", "max_new_tokens": 24, "group_size": 2, "tasks_per_step": 2}
+TINY |= {"schedule_steps": 3, "eval_tasks": 1, "validation_tasks": 0, "save_every": 1}
 
 
 def test_tensorboard_has_what_metrics_have(tmp_path) -> None:
