@@ -520,8 +520,7 @@ def step_environments(episodes: Sequence[RunningEpisode]) -> None:
             raise RewardError(
                 f"{episode.where}: step gave {brief_repr(result)}: (reward, done, next observation) is needed"
             )
-        step = Step(*result)
-        episode.take(step)
+        episode.take(Step(*result))
 
 
 def is_lock_step(environment: Environment) -> bool:

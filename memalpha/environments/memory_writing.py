@@ -275,8 +275,7 @@ def roll_out_chunks(
         for trunk in reading:
             for turns in trunk.replies:
                 memory, read = WorkingMemory(trunk.before[chunk], writing.embedder), trunk.task.chunks[chunk]
-                form = writing.config.reply_form
-                turn = act(memory, read, next(completions), source=trunk.task.id, form=form)
+                turn = act(memory, read, next(completions), source=trunk.task.id, form=writing.config.reply_form)
                 turns.append((replace(turn, chunk=chunk), memory.state))
             chosen = Random(f"trunk|{seed}|{step}|{trunk.number}|{chunk}").randrange(rollouts)
             trunk.before.append(trunk.replies[chosen][chunk][1])

@@ -96,8 +96,7 @@ class TextScorer(RolloutScorer[TextTask]):
             is_named = inspect.isroutine(self.environment) or inspect.isclass(self.environment)
             metric = (self.environment if is_named else type(self.environment)).__name__
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        summary = {"task": "text", "metric": metric, **text_summary(records, trajectories)}
-        return Report(name, summary, tuple(records))
+        return Report(name, {"task": "text", "metric": metric, **text_summary(records, trajectories)}, tuple(records))
 
     def _record(self, trajectory: Trajectory[TextTask], reward: Reward) -> Record:
         task = trajectory.task

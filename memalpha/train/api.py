@@ -104,8 +104,7 @@ def train_on_preferences(
         CheckpointError: `out` holds another run.
     """
     pairs, values = (prompts, chosen, rejected), {**settings, "policy": policy, "out": out}
-    hooks = Callbacks(callbacks, on_step)
-    return _train_on_lists(PreferenceConfig, "train_on_preferences", values, pairs, hooks)
+    return _train_on_lists(PreferenceConfig, "train_on_preferences", values, pairs, Callbacks(callbacks, on_step))
 
 
 def train_reward_model(
@@ -143,8 +142,7 @@ def train_reward_model(
         CheckpointError: `out` holds another run.
     """
     pairs, values = (prompts, chosen, rejected), {**settings, "policy": policy, "out": out}
-    hooks = Callbacks(callbacks, on_step)
-    return _train_on_lists(RewardModelConfig, "train_reward_model", values, pairs, hooks)
+    return _train_on_lists(RewardModelConfig, "train_reward_model", values, pairs, Callbacks(callbacks, on_step))
 
 
 def _train_on_lists(

@@ -12,15 +12,10 @@ from memalpha.train.study import collect_results, format_results, load_study, ru
 
 
 def study_file(path, **changes):
-    fields = {
-        "out": str(path / "study"),
-        "base": "demo",
-        "seeds": [0, 1],
-        "variants": {"plain": {"sampling.groups": "conversation"}, "chunk": {}},
-        **changes,
-    }
+    variants = {"plain": {"sampling.groups": "conversation"}, "chunk": {}}
+    fields = {"out": str(path / "study"), "base": "demo", "seeds": [0, 1], "variants": variants}
     file = path / "study.yaml"
-    file.write_text(json.dumps(fields), encoding="utf-8")  # JSON is YAML
+    file.write_text(json.dumps(fields | changes), encoding="utf-8")  # JSON is YAML
     return file
 
 

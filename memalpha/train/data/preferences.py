@@ -224,8 +224,8 @@ def read_reward_examples(path: Path, policy: TransformersPolicy, objectives: Seq
     return examples
 
 
-def lines_fingerprint(lines: Sequence[Pair] | Sequence[RewardExample]) -> str:
-    """Return a short hash of the lines, independent of their file."""
+def lines_fingerprint(lines: Sequence[Any]) -> str:
+    """Return a short hash of pairs or of examples, independent of their file."""
     digest = hashlib.sha256()
     for line in lines:
         digest.update(repr(replace(line, source="")).encode())

@@ -460,5 +460,4 @@ def tree_layout(samples: Sequence[TrainingSample], trees: Sequence[PrefixTree]) 
         input_ids[number, : len(tree.tokens)] = tree.tokens
         depths[number, : len(tree.tokens)] = tree.depths
         nodes += [number * width + path for path in tree.paths]
-    attended = np.stack([tree.attended(width) for tree in trees])[:, None]
-    return Layout(input_ids, nodes, depths, attended)
+    return Layout(input_ids, nodes, depths, np.stack([tree.attended(width) for tree in trees])[:, None])

@@ -264,5 +264,4 @@ def _raise_checkpoint_error(folder: Path) -> Iterator[None]:
             warnings.simplefilter("ignore", UserWarning)
             yield
     except CheckpointException as error:
-        reason = next(iter(error.failures.values()))[0]
-        raise CheckpointError(f"{folder}: {reason}") from error
+        raise CheckpointError(f"{folder}: {next(iter(error.failures.values()))[0]}") from error

@@ -439,8 +439,7 @@ class Engine(BaseEngine):
         rows_by_index: list[tuple[int, np.ndarray]] = []
         with torch.no_grad():
             for part, trees, is_live in self._assign_microbatches(samples):
-                batch = self._pack([samples[i] for i in part], trees)
-                result = _score(scorer, batch)[output]
+                result = _score(scorer, self._pack([samples[i] for i in part], trees))[output]
                 values = result.float().cpu().split([len(samples[i].completion_ids) for i in part])
                 rows_by_index += [(i, row.numpy()) for i, row in zip(part, values, strict=True) if is_live]
         by_index = dict(self.world.gather(rows_by_index))
@@ -556,8 +555,7 @@ class Engine(BaseEngine):
         return [(part, trees_by_first.get(part[0], ()) if is_live else (), is_live) for part, is_live in assigned]
 
     def _pack(self, samples: Sequence[TrainingSample], trees: Sequence[PrefixTree]) -> MicroBatch:
-        layout = tree_layout(samples, trees) if trees else padded_rows(samples)
-        return pack(samples, self.model.device, layout)
+        return pack(samples, self.model.device, tree_layout(samples, trees) if trees else padded_rows(samples))
 
     def _make_scorer(self, model: Any, *, values: bool = False) -> TokenScorer:
         config = self.config

@@ -152,8 +152,7 @@ class GroupSource:
     def task(self, number: int) -> Any:
         """Return a training task with the questions of its step."""
         step, index = divmod(number, self.step_size)
-        task = self.tasks.batch(step * self.step_size)[index]
-        return self.worker.ask(task, step, index)
+        return self.worker.ask(self.tasks.batch(step * self.step_size)[index], step, index)
 
     def _choose(self) -> list[ScoredGroup[Any]]:
         """Return the groups of a step: those of the oldest weights."""

@@ -80,16 +80,14 @@ def pairs_trainer(
     display = Display(quiet=not directory.world.is_main)
 
     def load() -> tuple[list[L], list[L]]:
-        parts: tuple[list[Any], list[Any]] = load_lines(config, read, learner.unit)
-        training, held_out = parts
-        note = shared_note(*([lines_fingerprint([line]) for line in part] for part in parts))
+        training, held_out = load_lines(config, read, learner.unit)
+        note = shared_note(*([lines_fingerprint([line]) for line in part] for part in (training, held_out)))
         display.log(f"{learner.describe(training)}, {len(held_out)} validation {learner.unit}s{note}")
         return training, held_out
 
     directory.claim(config)
     training, held_out = directory.world.run_on_main(load)
-    lines: list[Any] = [*training, *held_out]
-    fingerprint = lines_fingerprint(lines)
+    fingerprint = lines_fingerprint([*training, *held_out])
     training_step = RowStep(config, learner, training, config.optimizer.batch_pairs, "pairs", fingerprint)
     evaluations = RowEvaluations(learner, held_out, "pairs")
     return Trainer(config, directory, start, learner.engine, training_step, evaluations, display)

@@ -271,8 +271,7 @@ def _make_tracker(name: str, config: LearnerConfig, step: int) -> Any:
         return kind(experiment_name=PROJECT, run_name=out.name)
     if name == "wandb":
         id = RunDirectory(out).read_json(RUN_FILE)["id"]
-        project = os.environ.get("WANDB_PROJECT", PROJECT)
-        return kind(project, id=id, name=out.name, dir=str(out), resume="allow")
+        return kind(os.environ.get("WANDB_PROJECT", PROJECT), id=id, name=out.name, dir=str(out), resume="allow")
     return kind(os.environ.get("COMET_PROJECT_NAME", PROJECT) if name == "comet_ml" else PROJECT)
 
 

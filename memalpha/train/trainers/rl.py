@@ -578,8 +578,7 @@ def resample_flat_groups(
         tasks = source.batch(position + drawn)[:missing]
         new_groups, new_records = worker.collect_attempts(tasks, step, drawn)
         sampled, answers, drawn = sampled + new_groups, answers + new_records, drawn + len(tasks)
-    chosen = sorted(sampled, key=is_flat)[:group_count]
-    return sampled, answers, chosen, drawn
+    return sampled, answers, sorted(sampled, key=is_flat)[:group_count], drawn
 
 
 def _update_metrics(

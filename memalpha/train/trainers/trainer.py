@@ -590,8 +590,7 @@ class Trainer:
         """Record for the run's page why no step comes; save a checkpoint unless training itself failed."""
         out, saved_steps = self.directory.path, self.directory.saved_steps
         if self.world.is_main and out.is_dir():
-            is_interrupt = isinstance(error, KeyboardInterrupt)
-            reason = "Ctrl-C or SIGTERM interrupted the run" if is_interrupt else str(error)
+            reason = "Ctrl-C or SIGTERM interrupted the run" if isinstance(error, KeyboardInterrupt) else str(error)
             write_json(out / STOP_FILE, {"step": self.step, "reason": reason})
         if isinstance(error, TrainingError):
             return

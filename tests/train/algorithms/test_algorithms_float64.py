@@ -40,9 +40,10 @@ from tiny import nudged
 from memalpha.config import TrainConfig
 from memalpha.train.algorithms import ALGORITHMS
 from memalpha.train.learner.engine import Engine
-from memalpha.types import TrajectoryGroup
+from memalpha.types import TrajectoryGroup, Turn
 
 CLIPPED = {"epsilon": 0.1, "epsilon_high": 0.3}
+KL_IN_REWARD = {"kl_in": "reward", "kl_estimator": "k1"}
 SEQUENCE = {"importance_sampling_level": "sequence", "epsilon": 0.03, "epsilon_high": 0.05}
 POLICY_GRADIENT = [
     {},
@@ -61,19 +62,13 @@ POLICY_GRADIENT = [
     {"loss_type": "dapo", "beta": 0.3, "kl_estimator": "k2"},
     {"loss_type": "dr_grpo", "beta": 0.3, "kl_estimator": "k1"},
     {"loss_type": "cispo", "beta": 0.3, "entropy_coef": 0.2},
-    {"loss_type": "grpo", "beta": 0.3, "kl_in": "reward", "kl_estimator": "k1"},
+    {"loss_type": "grpo", "beta": 0.3, **KL_IN_REWARD},
     {"loss_type": "dapo", "beta": 0.3, "kl_in": "reward", "kl_estimator": "k3", "scale_rewards": "batch"},
     {"loss_type": "dr_grpo", "entropy_coef": 0.2},
     {"algorithm": "rloo", **CLIPPED},
     {"algorithm": "rloo", "loss_type": "dapo", **CLIPPED, "entropy_coef": 0.1},
-    {"algorithm": "rloo", "importance_sampling_level": "sequence", "epsilon": 0.1, "epsilon_high": 0.3},
-    {
-        "algorithm": "rloo",
-        "importance_sampling_level": "sequence",
-        "beta": 0.3,
-        "kl_in": "reward",
-        "kl_estimator": "k1",
-    },
+    {"algorithm": "rloo", "importance_sampling_level": "sequence", **CLIPPED},
+    {"algorithm": "rloo", "importance_sampling_level": "sequence", "beta": 0.3, **KL_IN_REWARD},
     {"algorithm": "rloo", "beta": 0.3},
 ]
 
@@ -263,25 +258,18 @@ def test_erl_of_all_roles(changes, erl):
     retries = [
         trajectory for group in groups("roles") for trajectory in group.trajectories if trajectory.role == "retry"
     ][1:]
+
+    def with_other_prompt(turn: Turn) -> Turn:
+        return replace(turn, completion=replace(turn.completion, prompt_ids=(*turn.completion.prompt_ids[::-1], 5)))
+
     internalized = [
-        replace(
-            trajectory,
-            turns=tuple(
-                replace(turn, completion=replace(turn.completion, prompt_ids=(*turn.completion.prompt_ids[::-1], 5)))
-                for turn in trajectory.turns
-            ),
-            reward=None,
-            role="internalization",
-        )
-        for trajectory in retries
+        replace(retry, turns=tuple(map(with_other_prompt, retry.turns)), reward=None, role="internalization")
+        for retry in retries
     ]
     rows = rows_with_advantages(config, "roles")
     assert sum(not row.advantages.any() for row in rows) >= 2, "the only ones of their group"
-    imitated_rows = [
-        Row(t.completion.prompt_ids, t.completion.completion_ids, *2 * [rows[0].old])
-        for o in internalized
-        for t in o.turns
-    ]
+    imitations = [turn.completion for trajectory in internalized for turn in trajectory.turns]
+    imitated_rows = [Row(item.prompt_ids, item.completion_ids, *2 * [rows[0].old]) for item in imitations]
     imitated = [replace(row, temperature=TEMPERATURE) for row in imitated_rows]
     attempts = sum(count for _, _, sizes in GROUPS for count in sizes)
     loss = [-n for n in oracle.logprobs64(net, imitated)]

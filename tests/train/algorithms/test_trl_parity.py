@@ -31,20 +31,15 @@ from memalpha.types import Completion, Turn
 
 ROWS, STEPS, LONGEST = 12, 3, 20
 SAMPLER, CURRENT = 1, 2
+SEQUENCE = {"importance_sampling_level": "sequence", "epsilon": 0.01, "epsilon_high": 0.02}
 LOSSES = {
     "grpo": {},
     "dapo": {},
     "dr_grpo": {},
     "delta": {"loss_type": "dapo", "delta": 1.5},
     "cispo": {"epsilon_high": 1.4},
-    "gspo": {"loss_type": "grpo", "importance_sampling_level": "sequence", "epsilon": 0.01, "epsilon_high": 0.02},
-    "gspo-delta": {
-        "loss_type": "dapo",
-        "importance_sampling_level": "sequence",
-        "epsilon": 0.01,
-        "epsilon_high": 0.02,
-        "delta": 1.05,
-    },
+    "gspo": {"loss_type": "grpo", **SEQUENCE},
+    "gspo-delta": {"loss_type": "dapo", **SEQUENCE, "delta": 1.05},
 }
 """By name: settings of both sides (those without a `loss_type` are named after it)."""
 KL = [(name, 0.3, True) for name in LOSSES] + [("dapo", 0.0, True), ("dapo", 0.3, False)]
@@ -109,22 +104,13 @@ def advantages() -> list[float]:
 
 def make_trainer(kind, config_kind, policy_path, path, *, reward=lambda **_: [], lora: bool = False, **settings):
     """Build a trainer of TRL on the start weights."""
+    plain = {"bf16": False, "gradient_checkpointing": False, "report_to": "none", "use_cpu": True}
+    sizes = {"max_completion_length": LONGEST, "gradient_accumulation_steps": STEPS}
+    sizes |= {"per_device_train_batch_size": ROWS // STEPS, "num_generations": ROWS // STEPS}
     trainer = kind(
         str(policy_path),
         reward,
-        config_kind(
-            str(path),
-            model_init_kwargs={"dtype": "float32"},
-            max_completion_length=LONGEST,
-            per_device_train_batch_size=ROWS // STEPS,
-            gradient_accumulation_steps=STEPS,
-            num_generations=ROWS // STEPS,
-            bf16=False,
-            gradient_checkpointing=False,
-            report_to="none",
-            use_cpu=True,
-            **settings,
-        ),
+        config_kind(str(path), model_init_kwargs={"dtype": "float32"}, **plain, **sizes, **settings),
         train_dataset=Dataset.from_dict({"prompt": [""]}),
         processing_class=tiny_tokenizer(),
         peft_config=peft.LoraConfig(**LORA) if lora else None,

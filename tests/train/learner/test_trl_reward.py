@@ -42,24 +42,14 @@ def rows():
 
 
 def trainer(model, tmp_path, lora=None, data=None, tokenizer=None, **settings):
+    plain = {"bf16": False, "gradient_checkpointing": False, "report_to": "none", "use_cpu": True}
+    data = data or [
+        {"chosen_ids": [*p, *c], "rejected_ids": [*p, *r], "margin": n / 10} for n, (p, c, r) in enumerate(rows())
+    ]
     return RewardTrainer(
         model,
-        args=RewardConfig(
-            str(tmp_path / "trl"),
-            bf16=False,
-            gradient_checkpointing=False,
-            report_to="none",
-            use_cpu=True,
-            per_device_train_batch_size=4,
-            **settings,
-        ),
-        train_dataset=Dataset.from_list(
-            data
-            or [
-                {"chosen_ids": [*p, *c], "rejected_ids": [*p, *r], "margin": n / 10}
-                for n, (p, c, r) in enumerate(rows())
-            ]
-        ),
+        args=RewardConfig(str(tmp_path / "trl"), per_device_train_batch_size=4, **plain, **settings),
+        train_dataset=Dataset.from_list(data),
         processing_class=tokenizer or tiny_tokenizer(),
         peft_config=lora,
     )

@@ -54,17 +54,9 @@ def test_loss_and_gradient_are_those_of_trl_s_sft_trainer(tmp_path, monkeypatch)
     rows = [tuple(rng.integers(3, 250, length).tolist() for length in pair) for pair in lengths]
     theirs, ours = tiny_policy(scale=1.0), tiny_policy(scale=1.0)
     data = Dataset.from_list([{"input_ids": p + c, "completion_mask": [0] * len(p) + [1] * len(c)} for p, c in rows])
-    arguments = TheirConfig(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=len(rows),
-        report_to=[],
-        max_length=None,
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        completion_only_loss=True,
-        disable_tqdm=True,
-    )
+    plain = {"report_to": [], "max_length": None, "use_cpu": True, "bf16": False, "gradient_checkpointing": False}
+    plain |= {"completion_only_loss": True, "disable_tqdm": True}
+    arguments = TheirConfig(output_dir=str(tmp_path), per_device_train_batch_size=len(rows), **plain)
     trainer = SFTTrainer(theirs.model, arguments, train_dataset=data, processing_class=theirs.tokenizer)
     [batch] = trainer.get_train_dataloader()
     expected = trainer.compute_loss(trainer.model, batch)
