@@ -5,32 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
-from memalpha.config.common import Config
+from memalpha.config.common import Config, Share
 
 
 class PPOConfig(Config):
     """Settings of `algorithm: ppo` (`memalpha.train.algorithms.ppo`), named as in TRL where equal."""
 
     gamma: float = Field(default=1.0, gt=0.0, le=1.0, description="discount per token")
-    lam: float = Field(
-        default=1.0, ge=0.0, le=1.0, description="GAE: 0 trusts the value function, 1 only the rewards to come"
+    lam: Share = Field(default=1.0, description="GAE: 0 trusts the value function, 1 only the rewards to come")
+    vf_coef: PositiveFloat = Field(default=0.1, description="weight of the value loss, a mean over a step's tokens")
+    cliprange_value: PositiveFloat | None = Field(
+        default=None, description="largest change of a value in a step (default: unlimited; TRL had 0.2)"
     )
-    vf_coef: float = Field(default=0.1, gt=0.0, description="weight of the value loss, a mean over a step's tokens")
-    cliprange_value: float | None = Field(
-        default=None, gt=0.0, description="largest change of a value in a step (default: unlimited; TRL had 0.2)"
+    value_learning_rate: PositiveFloat | None = Field(
+        default=None, description="learning rate of the value head (default: 10 x optimizer.learning_rate)"
     )
-    value_learning_rate: float | None = Field(
-        default=None, gt=0.0, description="learning rate of the value head (default: 10 x optimizer.learning_rate)"
-    )
-    kl_target: float | None = Field(
+    kl_target: PositiveFloat | None = Field(
         default=None,
-        gt=0.0,
         description="adapt beta to this KL per episode to the start policy (TRL: target; default: constant beta)",
     )
-    kl_horizon: float = Field(
-        default=10_000.0, gt=0.0, description="time scale of that adaptation, in episodes (TRL: horizon)"
+    kl_horizon: PositiveFloat = Field(
+        default=10_000.0, description="time scale of that adaptation, in episodes (TRL: horizon)"
     )
 
     @model_validator(mode="after")
@@ -43,7 +40,7 @@ class PPOConfig(Config):
 class DPOConfig(Config):
     """Preference optimization of `algorithm: dpo` and of plain pairs; names and defaults are TRL's."""
 
-    beta: float = Field(default=0.1, gt=0.0, description="strength of the pull to the reference policy (ipo: tau)")
+    beta: PositiveFloat = Field(default=0.1, description="strength of the pull to the reference policy (ipo: tau)")
     loss_type: Literal["sigmoid", "ipo"] = Field(
         default="sigmoid", description="sigmoid: DPO's loss; ipo: squared loss of log-probs averaged over tokens"
     )
@@ -62,8 +59,8 @@ class DPOConfig(Config):
 class RolloutDPOConfig(DPOConfig):
     """Settings of `algorithm: dpo`, including how rollouts become pairs."""
 
-    margin: float = Field(
-        default=0.0, ge=0.0, description="least difference of total reward between a task's best and worst rollout"
+    margin: NonNegativeFloat = Field(
+        default=0.0, description="least difference of total reward between a task's best and worst rollout"
     )
 
 
@@ -88,17 +85,17 @@ class ERLSettings(Config):
         default="improvement",
         description="keep advice if the retry beat the first attempt, or if it succeeded, as in the paper",
     )
-    memory_size: int = Field(default=50, gt=0, description="pieces of advice in memory; the oldest is dropped first")
-    memory_top_k: int = Field(default=3, gt=0, description="pieces of advice that a reflection sees")
+    memory_size: PositiveInt = Field(default=50, description="pieces of advice in memory; the oldest is dropped first")
+    memory_top_k: PositiveInt = Field(default=3, description="pieces of advice that a reflection sees")
     memory_retrieval: Literal["recency", "similarity"] = Field(
         default="recency", description="choice of advice: the newest, or the most similar to the feedback"
     )
     enable_internalization: bool = Field(
         default=True, description="imitate successful retries under the task's own prompts"
     )
-    internalization_coef: float = Field(default=1.0, gt=0.0, description="weight of that cross-entropy")
-    feedback_tokens: int = Field(default=1024, gt=0, description="budget of the feedback, in the policy's tokens")
-    reflection_tokens: int = Field(default=256, gt=0, description="most tokens of advice")
+    internalization_coef: PositiveFloat = Field(default=1.0, description="weight of that cross-entropy")
+    feedback_tokens: PositiveInt = Field(default=1024, description="budget of the feedback, in the policy's tokens")
+    reflection_tokens: PositiveInt = Field(default=256, description="most tokens of advice")
     reflection_prompt: str | None = Field(
         default=None,
         description="text tasks: prompt of a reflection, with {prompt}, {attempt}, {reward}, {feedback}, {memory} "

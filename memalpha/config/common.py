@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -16,6 +16,10 @@ from pydantic import (
     Field,
     FiniteFloat,
     ModelWrapValidatorHandler,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
     field_validator,
     model_validator,
 )
@@ -58,6 +62,7 @@ ONE_IS_A_LIST = BeforeValidator(
     lambda value: tuple(map(str.strip, value.split(","))) if isinstance(value, str) else value
 )
 """For settings that are lists of names: a text stands for a list, its names apart by commas."""
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Config(BaseModel):
@@ -109,17 +114,13 @@ class WorldConfig(Config):
         "own, such as corrected, ended by another change, claimed by others",
     )
     split: Literal["train", "test"] = Field(default="train", description="which values it may use")
-    pseudo_values: float = Field(
-        default=0.0, ge=0.0, le=1.0, description="share of values replaced by pseudo-words (training)"
-    )
-    tokens: int | None = Field(
-        default=None, gt=0, description="full and state: length of a conversation, in tokens (characters / 4)"
+    pseudo_values: Share = Field(default=0.0, description="share of values replaced by pseudo-words (training)")
+    tokens: PositiveInt | None = Field(
+        default=None, description="full and state: length of a conversation, in tokens (characters / 4)"
     )
     temporal_questions: bool = Field(default=False, description="demo preset: also ask when an event happened")
-    drills: float = Field(
+    drills: Share = Field(
         default=0.0,
-        ge=0.0,
-        le=1.0,
         description="demo preset: share of conversations of two chunks, one that fills the memory and one that changes "
         "it (training)",
     )
@@ -140,8 +141,8 @@ class BabiConfig(Config):
 class ChatConfig(Config):
     """How a language model is asked: its thoughts and the arguments of its chat template."""
 
-    thinking_tokens: int = Field(
-        default=0, ge=0, description="budget of thoughts before a reply, beside max_new_tokens; 0 turns thinking off"
+    thinking_tokens: NonNegativeInt = Field(
+        default=0, description="budget of thoughts before a reply, beside max_new_tokens; 0 turns thinking off"
     )
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict,
@@ -194,10 +195,12 @@ class AgentConfig(ChatConfig):
         default=None,
         description="prompt=mem-alpha: YAML or JSON file with the texts `system` and `user`, in place of ours",
     )
-    view_tokens: int = Field(default=1024, gt=0, description="budget of the memory view, in the policy's tokens")
-    view_related: int = Field(default=8, ge=0, description="entries retrieved for the chunk")
-    view_recent: int = Field(default=8, ge=0, description="most recent entries; prompt=mem-alpha: of each category")
-    max_new_tokens: int = Field(default=1024, gt=0, description="tokens of a reply to one chunk, at most")
+    view_tokens: PositiveInt = Field(default=1024, description="budget of the memory view, in the policy's tokens")
+    view_related: NonNegativeInt = Field(default=8, description="entries retrieved for the chunk")
+    view_recent: NonNegativeInt = Field(
+        default=8, description="most recent entries; prompt=mem-alpha: of each category"
+    )
+    max_new_tokens: PositiveInt = Field(default=1024, description="tokens of a reply to one chunk, at most")
     tools: tuple[str, ...] = Field(
         default=(), description="tools of your own beside the five: module:Class, derived from agent.tools.Tool"
     )
@@ -256,26 +259,24 @@ class ReaderConfig(ChatConfig):
     prompt: Literal["full", "compact"] = Field(
         default="full", description="prompt style; compact is the tiny policies'"
     )
-    k: int = Field(default=8, gt=0, description="entries retrieved per question")
+    k: PositiveInt = Field(default=8, description="entries retrieved per question")
     conflicts: Literal["keep", "refuse", "newest"] | None = Field(
         default=None,
         description="two current values of one slot: keep both, refuse to answer from them, or read only the newest "
         "(default: refuse in training runs, keep elsewhere)",
     )
     cite: bool = Field(
-        default=False,
-        description="of a policy: ask for answer, evidence and reasoning, one line each (agent.reader)",
+        default=False, description="of a policy: ask for answer, evidence and reasoning, one line each (agent.reader)"
     )
-    searches: int = Field(
-        default=4, gt=0, description="kind=agentic: calls of search_memory per question, at most; each finds k entries"
+    searches: PositiveInt = Field(
+        default=4, description="kind=agentic: calls of search_memory per question, at most; each finds k entries"
     )
-    context_tokens: int = Field(
+    context_tokens: PositiveInt = Field(
         default=7168,
-        gt=0,
         description="kind=full-memory: tokens of core memory and entries shown, as the policy counts them; its context "
         "needs room for question and answer beside them",
     )
-    max_new_tokens: int = Field(default=32, gt=0, description="tokens of an answer, at most")
+    max_new_tokens: PositiveInt = Field(default=32, description="tokens of an answer, at most")
 
     @property
     def is_model(self) -> bool:
@@ -286,19 +287,17 @@ class ReaderConfig(ChatConfig):
 class EndpointConfig(Config):
     """Calls of OpenAI-compatible endpoints (`policy.endpoint`); limits hold for each endpoint."""
 
-    concurrency: int = Field(default=8, gt=0, description="concurrent requests")
-    requests_per_minute: int | None = Field(default=None, gt=0, description="requests in any 60 seconds")
-    tokens_per_minute: int | None = Field(
-        default=None, gt=0, description="tokens in any 60 seconds: prompt tokens plus the most that may be generated"
+    concurrency: PositiveInt = Field(default=8, description="concurrent requests")
+    requests_per_minute: PositiveInt | None = Field(default=None, description="requests in any 60 seconds")
+    tokens_per_minute: PositiveInt | None = Field(
+        default=None, description="tokens in any 60 seconds: prompt tokens plus the most that may be generated"
     )
-    timeout: float = Field(default=120.0, gt=0.0, description="seconds until a request times out")
-    retries: int = Field(
-        default=8, ge=0, description="retries after status 429 or 5xx and missing or incomplete answers"
+    timeout: PositiveFloat = Field(default=120.0, description="seconds until a request times out")
+    retries: NonNegativeInt = Field(
+        default=8, description="retries after status 429 or 5xx and missing or incomplete answers"
     )
-    max_wait: float = Field(
-        default=60.0,
-        gt=0.0,
-        description="longest wait before a retry, in seconds; a server that asks for more counts as down",
+    max_wait: PositiveFloat = Field(
+        default=60.0, description="longest wait before a retry, in seconds; a server that asks for more counts as down"
     )
     cache: Path | None = Field(
         default=None, description="SQLite file of paid answers (default: answers.sqlite in the run's out; else none)"
@@ -330,7 +329,7 @@ class JudgeConfig(ChatConfig):
         min_length=1, description="policies: http://HOST/v1#MODEL, openai:MODEL, a directory or a hub id"
     )
     weights: tuple[FiniteFloat, ...] | None = Field(default=None, description="one weight per judge (default: equal)")
-    max_new_tokens: int = Field(default=512, gt=0, description="room for a verdict with its reason")
+    max_new_tokens: PositiveInt = Field(default=512, description="room for a verdict with its reason")
     endpoint: EndpointConfig = EndpointConfig()
 
     @model_validator(mode="after")
@@ -362,14 +361,14 @@ class MemoryFunction(Config):
 class CreditConfig(Config):
     """Settings of `reward.credit: calls` (`memalpha.train.algorithms.credit`)."""
 
-    share: float = Field(
-        default=0.25, ge=0.0, description="weight of the turn's advantage, which credit is added to (0: calls rot)"
+    share: NonNegativeFloat = Field(
+        default=0.25, description="weight of the turn's advantage, which credit is added to (0: calls rot)"
     )
-    gamma: float = Field(default=0.5, ge=0.0, le=1.0, description="discount of later turns' effects on an answer")
-    failed: float = Field(default=0.5, ge=0.0, description="cost of a failed call, centred over the group's calls")
-    duplicate: float = Field(default=0.25, ge=0.0, description="cost of a duplicate, centred likewise")
-    end: float = Field(
-        default=0.5, ge=0.0, description="weight of what no call of the reply explains, which its end gets"
+    gamma: Share = Field(default=0.5, description="discount of later turns' effects on an answer")
+    failed: NonNegativeFloat = Field(default=0.5, description="cost of a failed call, centred over the group's calls")
+    duplicate: NonNegativeFloat = Field(default=0.25, description="cost of a duplicate, centred likewise")
+    end: NonNegativeFloat = Field(
+        default=0.5, description="weight of what no call of the reply explains, which its end gets"
     )
 
 
@@ -379,10 +378,10 @@ class RewardConfig(Config):
     preset: Literal["default", "published"] = Field(
         default="default", description="published: as the code of Mem-alpha; default: its perverse cases repaired"
     )
-    accuracy: float = Field(default=1.0, ge=0.0, description="weight of r1, the accuracy; 0 only records it")
-    calls: float = Field(default=1.0, ge=0.0, description="weight of r2, the share of successful calls")
-    beta: float = Field(default=0.05, ge=0.0, description="weight of r3")
-    gamma: float = Field(default=0.1, ge=0.0, description="weight of r4")
+    accuracy: NonNegativeFloat = Field(default=1.0, description="weight of r1, the accuracy; 0 only records it")
+    calls: NonNegativeFloat = Field(default=1.0, description="weight of r2, the share of successful calls")
+    beta: NonNegativeFloat = Field(default=0.05, description="weight of r3")
+    gamma: NonNegativeFloat = Field(default=0.1, description="weight of r4")
     metric: Literal["exact", "f1", "contains", "question", "cited", "judge"] = Field(
         default="exact",
         description="score of an answer for r1; question: each question's own metric, cited: that metric with the "
@@ -436,9 +435,9 @@ class TrustConfig(Config):
         min_length=1,
         description="speaker whose word counts over all others'; user is a chat's person without a name",
     )
-    max_deletes: int = Field(default=2, ge=0, description="deletes of one chunk that are done; further ones wait")
-    max_delete_share: float = Field(
-        default=0.5, ge=0.0, le=1.0, description="share of the entries that one chunk's deletes may reach, one at least"
+    max_deletes: NonNegativeInt = Field(default=2, description="deletes of one chunk that are done; further ones wait")
+    max_delete_share: Share = Field(
+        default=0.5, description="share of the entries that one chunk's deletes may reach, one at least"
     )
     key_speakers: dict[str, str] = Field(
         default_factory=dict,

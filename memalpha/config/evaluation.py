@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from memalpha.config.common import (
     ONE_IS_A_LIST,
@@ -29,27 +29,24 @@ class EvalConfig(Config):
     """One evaluation: every system gets the same tasks, reader, context budget and metric."""
 
     benchmark: str = Field(
-        default="tasks",
-        description="a data set (memalpha data list), tasks (a task file), search, or state",
+        default="tasks", description="a data set (memalpha data list), tasks (a task file), search, or state"
     )
     data: str | None = Field(default=None, description="the data set's file or folder, or a task file (JSON Lines)")
     variant: str | None = Field(default=None, description="part or size of the data set (default: its first)")
     options: dict[str, Any] = Field(default={}, description="the data set's own options, as its loader names them")
     out: Path | None = Field(default=None, description="run directory; results are written to its folder eval")
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1, description="seeds of randomized data sets")
-    limit: int | None = Field(default=None, gt=0, description="only the first tasks (of each seed)")
-    chunk_tokens: int | None = Field(
-        default=None, gt=0, description="split longer chunks between turns, in tokens (default: the data set's chunks)"
+    limit: PositiveInt | None = Field(default=None, description="only the first tasks (of each seed)")
+    chunk_tokens: PositiveInt | None = Field(
+        default=None, description="split longer chunks between turns, in tokens (default: the data set's chunks)"
     )
     world: WorldConfig = WorldConfig(split="test")
     babi: BabiConfig = BabiConfig()
     systems: Annotated[tuple[str, ...], ONE_IS_A_LIST] = Field(
-        default=("empty", "append-only", "rag"),
-        min_length=1,
-        description="names of systems: see memalpha.qa.systems",
+        default=("empty", "append-only", "rag"), min_length=1, description="names of systems: see memalpha.qa.systems"
     )
-    context_tokens: int = Field(
-        default=2048, gt=0, description="context budget of a question, in tokens (characters / 4)"
+    context_tokens: PositiveInt = Field(
+        default=2048, description="context budget of a question, in tokens (characters / 4)"
     )
     metric: str | None = Field(
         default=None, description="metric of all questions, or yours as module:function (default: the official one)"

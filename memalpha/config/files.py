@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
-from pydantic_core import PydanticUndefined
 
 from memalpha.arguments import check_path, is_file
 from memalpha.errors import ConfigError, did_you_mean
@@ -76,19 +75,14 @@ def read_config(name: str | Path) -> dict[str, Any]:
     try:
         text = source.read_text(encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError) as error:
+        names, near = ", ".join(shipped_configs()), did_you_mean(str(name), shipped_configs())
         if path.suffix in (".yaml", ".yml"):
-            raise ConfigError(
-                f"{path}: there is no such file: give a YAML file, or the name of a shipped one"
-            ) from error
-        near = did_you_mean(str(name), shipped_configs())
-        if path.parent != Path() and not near:  # a path, of a run more likely than of a configuration
-            raise ConfigError(
-                f"{name}: there is no such run or file: give a run directory, a YAML file or one of "
-                f"{', '.join(shipped_configs())}"
-            ) from error
-        raise ConfigError(
-            f"no configuration {str(name)!r}{near}: give a YAML file or one of {', '.join(shipped_configs())}"
-        ) from error
+            problem = f"{path}: there is no such file: give a YAML file, or the name of a shipped one"
+        elif path.parent != Path() and not near:  # a path, of a run more likely than of a configuration
+            problem = f"{name}: there is no such run or file: give a run directory, a YAML file or one of {names}"
+        else:
+            problem = f"no configuration {str(name)!r}{near}: give a YAML file or one of {names}"
+        raise ConfigError(problem) from error
     except (OSError, UnicodeDecodeError) as error:
         reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or str(error)).lower()
         raise ConfigError(f"{label} cannot be read: {reason}") from error
@@ -271,7 +265,7 @@ def _format_type(annotation: Any) -> str:
 
 def format_value(value: Any) -> str:
     """Format a value as YAML shows it, on one line."""
-    if value is None or value is PydanticUndefined:
+    if value is None:
         return "none"
     if isinstance(value, bool):
         return str(value).lower()

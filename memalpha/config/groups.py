@@ -10,31 +10,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from memalpha.config.common import BabiConfig, Config, WorldConfig
+from memalpha.config.common import BabiConfig, Config, Share, WorldConfig
 from memalpha.errors import ConfigError
 
 
 class OptimizerConfig(Config):
     """Adam's settings and the learning-rate schedule."""
 
-    learning_rate: float | None = Field(
+    learning_rate: PositiveFloat | None = Field(
         default=None,
-        gt=0.0,
         description="peak learning rate (default: by the number of weights and lora; shown at the start and recorded)",
     )
     adam_betas: tuple[float, float] = Field(
         default=(0.9, 0.98),
         description="Adam's decay rates (0.98: a memory of 50 steps, for runs of 50 to 500; trl and torch: 0.999)",
     )
-    weight_decay: float = Field(default=0.0, ge=0.0, description="decoupled weight decay (AdamW)")
-    max_grad_norm: float = Field(default=1.0, gt=0.0, description="clip the gradient to this norm")
-    warmup_steps: int = Field(default=3, ge=0, description="steps of linear warm-up")
-    decay_fraction: float = Field(
-        default=0.3, ge=0.0, le=1.0, description="last share of the schedule, in which the rate decays to 0"
-    )
-    schedule_steps: int = Field(default=50, gt=0, description="optimizer steps of the learning-rate schedule")
+    weight_decay: NonNegativeFloat = Field(default=0.0, description="decoupled weight decay (AdamW)")
+    max_grad_norm: PositiveFloat = Field(default=1.0, description="clip the gradient to this norm")
+    warmup_steps: NonNegativeInt = Field(default=3, description="steps of linear warm-up")
+    decay_fraction: Share = Field(default=0.3, description="last share of the schedule, in which the rate decays to 0")
+    schedule_steps: PositiveInt = Field(default=50, description="optimizer steps of the learning-rate schedule")
 
     @property
     def peak_rate(self) -> float:
@@ -47,50 +44,49 @@ class OptimizerConfig(Config):
 class EpochsOptimizerConfig(OptimizerConfig):
     """Optimizer of a run over rows or pairs, whose length may be a number of epochs."""
 
-    epochs: float | None = Field(
-        default=None, gt=0.0, description="epochs over the data; sets the schedule's length instead of schedule_steps"
+    epochs: PositiveFloat | None = Field(
+        default=None, description="epochs over the data; sets the schedule's length instead of schedule_steps"
     )
 
 
 class RowsOptimizerConfig(EpochsOptimizerConfig):
     """Optimizer of a supervised run."""
 
-    batch_rows: int = Field(default=32, gt=0, description="rows per optimizer step")
+    batch_rows: PositiveInt = Field(default=32, description="rows per optimizer step")
 
 
 class PairsOptimizerConfig(EpochsOptimizerConfig):
     """Optimizer of a run on pairs."""
 
-    batch_pairs: int = Field(default=16, gt=0, description="pairs per optimizer step")
-    epochs: float | None = Field(
-        default=1.0, gt=0.0, description="epochs over the pairs, unless only schedule_steps is set"
+    batch_pairs: PositiveInt = Field(default=16, description="pairs per optimizer step")
+    epochs: PositiveFloat | None = Field(
+        default=1.0, description="epochs over the pairs, unless only schedule_steps is set"
     )
 
 
 class PreferenceOptimizerConfig(PairsOptimizerConfig):
     """Optimizer of a preference run."""
 
-    learning_rate: float | None = Field(
-        default=1e-6, gt=0.0, description="peak rate; for models of 100 million weights up (trl's default of DPO)"
+    learning_rate: PositiveFloat | None = Field(
+        default=1e-6, description="peak rate; for models of 100 million weights up (trl's default of DPO)"
     )
 
 
 class RewardOptimizerConfig(PairsOptimizerConfig):
     """Optimizer of a reward model."""
 
-    learning_rate: float | None = Field(
-        default=1e-4, gt=0.0, description="peak rate; with lora (trl's default); all weights of a large model: 1e-5"
+    learning_rate: PositiveFloat | None = Field(
+        default=1e-4, description="peak rate; with lora (trl's default); all weights of a large model: 1e-5"
     )
 
 
 class RLOptimizerConfig(OptimizerConfig):
     """Optimizer of a reinforcement run: how often a step's samples are trained on."""
 
-    num_iterations: int = Field(default=1, gt=0, description="epochs over a step's samples")
-    minibatches: int = Field(default=2, gt=0, description="optimizer steps per epoch over a step's samples")
-    target_kl: float | None = Field(
+    num_iterations: PositiveInt = Field(default=1, description="epochs over a step's samples")
+    minibatches: PositiveInt = Field(default=2, description="optimizer steps per epoch over a step's samples")
+    target_kl: PositiveFloat | None = Field(
         default=None,
-        gt=0.0,
         description="scale the rate, by a factor of 2 at most, so that an update at the peak rate moves the policy by "
         "this KL in nats per token (2e-4 to 5e-4; metric update_kl; default: the rate is as scheduled)",
     )
@@ -128,16 +124,16 @@ class ComputeConfig(LoadingConfig):
     gradient_checkpointing: bool = Field(
         default=False, description="recompute each layer in the backward pass instead of keeping its activations"
     )
-    microbatch_tokens: int = Field(default=4096, gt=0, description="padded tokens per forward pass")
+    microbatch_tokens: PositiveInt = Field(default=4096, description="padded tokens per forward pass")
     share_prefixes: bool = Field(
         default=False,
         description="compute each common prefix of a micro-batch's rows once, forward and backward (a group's prompt, "
         "the instructions of all); same gradients up to the order of sums; needs attn_implementation sdpa",
     )
-    head_tokens: int = Field(
-        default=1024, gt=0, description="completion tokens whose logits are computed at a time, to limit memory"
+    head_tokens: PositiveInt = Field(
+        default=1024, description="completion tokens whose logits are computed at a time, to limit memory"
     )
-    threads: int = Field(default=1, gt=0, description="torch threads")
+    threads: PositiveInt = Field(default=1, description="torch threads")
     sharding: Literal["ddp", "fsdp"] = Field(
         default="ddp",
         description="under accelerate launch; fsdp shards optimizer and passes, a sampler in the process stays whole",
@@ -151,13 +147,12 @@ class ComputeConfig(LoadingConfig):
 class CheckpointConfig(Config):
     """Checkpoints of a run, and the time after which it stops with one."""
 
-    save_steps: int = Field(default=10, gt=0, description="steps between checkpoints")
-    save_total_limit: int = Field(
-        default=2, gt=0, description="newest checkpoints kept beside the best (sampling.keep_tokens keeps all)"
+    save_steps: PositiveInt = Field(default=10, description="steps between checkpoints")
+    save_total_limit: PositiveInt = Field(
+        default=2, description="newest checkpoints kept beside the best (sampling.keep_tokens keeps all)"
     )
-    max_minutes: float | None = Field(
+    max_minutes: PositiveFloat | None = Field(
         default=None,
-        gt=0.0,
         description="stop after the step that ends this many minutes after the start of this process, with a "
         "checkpoint and the final evaluation; the same command resumes; never changes the schedule",
     )
@@ -166,14 +161,14 @@ class CheckpointConfig(Config):
 class EvaluationConfig(Config):
     """Validation during a run."""
 
-    eval_steps: int = Field(default=10, gt=0, description="steps between validations")
+    eval_steps: PositiveInt = Field(default=10, description="steps between validations")
 
 
 class PairsEvaluationConfig(EvaluationConfig):
     """Held-out pairs."""
 
     data: Path | None = Field(default=None, description="held-out pairs (default: the last fifth of `data`)")
-    validation_pairs: int = Field(default=200, ge=0, description="most pairs of a validation")
+    validation_pairs: NonNegativeInt = Field(default=200, description="most pairs of a validation")
 
 
 class TaskEvaluationConfig(EvaluationConfig):
@@ -184,11 +179,10 @@ class TaskEvaluationConfig(EvaluationConfig):
         description="held-out tasks: a data set's evaluation split, or a task file (default: the test split of "
         "synthetic or babi, a fifth of data otherwise)",
     )
-    tasks: int = Field(default=200, gt=0, description="tasks of the evaluations before and after training")
-    validation_tasks: int = Field(default=40, ge=0, description="tasks of a validation; 0: none")
-    stop_below: float | None = Field(
+    tasks: PositiveInt = Field(default=200, description="tasks of the evaluations before and after training")
+    validation_tasks: NonNegativeInt = Field(default=40, description="tasks of a validation; 0: none")
+    stop_below: PositiveFloat | None = Field(
         default=3.0,
-        gt=0.0,
         description="stop a run whose validation accuracy falls this many standard errors below the start's (null goes "
         "on)",
     )
@@ -197,9 +191,8 @@ class TaskEvaluationConfig(EvaluationConfig):
 class MemoryEvaluationConfig(TaskEvaluationConfig):
     """Held-out tasks of a memory run."""
 
-    seed: int | None = Field(
+    seed: NonNegativeInt | None = Field(
         default=None,
-        ge=0,
         description="seed of generated validation and held-out conversations (default: the same in all runs)",
     )
     world: WorldConfig | None = Field(default=None, description="held-out world (default: `world` with split=test)")
@@ -220,9 +213,8 @@ class LossConfig(Config):
         description="divisor of a step's summed loss: each row's length and the rows (grpo), all tokens (dapo, cispo), "
         "or rows x loss_constant (dr_grpo); cispo clips the ratio as a weight of log-probs",
     )
-    loss_constant: float | None = Field(
+    loss_constant: PositiveFloat | None = Field(
         default=None,
-        gt=0.0,
         description="dr_grpo: the constant, in tokens (default: the most new tokens of a reply, as TRL's "
         "max_completion_length; the shipped tiny policies were trained with 16)",
     )
@@ -230,14 +222,12 @@ class LossConfig(Config):
         default="token",
         description="a ratio per token, or one per completion: its geometric mean (GSPO; algorithm=rloo: its product)",
     )
-    epsilon: float = Field(default=0.2, gt=0.0, description="lower clip range of the ratio")
-    epsilon_high: float | None = Field(
-        default=None, gt=0.0, description="upper clip range (default: epsilon); cispo: the largest weight (default 5)"
+    epsilon: PositiveFloat = Field(default=0.2, description="lower clip range of the ratio")
+    epsilon_high: PositiveFloat | None = Field(
+        default=None, description="upper clip range (default: epsilon); cispo: the largest weight (default 5)"
     )
-    delta: float | None = Field(
-        default=None,
-        gt=0.0,
-        description="two-sided or dual clip: upper bound of the ratio where the advantage is negative",
+    delta: PositiveFloat | None = Field(
+        default=None, description="two-sided or dual clip: upper bound of the ratio where the advantage is negative"
     )
     old_logprobs: Literal["sampled", "recomputed"] = Field(
         default="sampled",
@@ -246,9 +236,8 @@ class LossConfig(Config):
         "all weights "
         "trained: these are sampled in float32 unless sampling.dtype=bfloat16)",
     )
-    importance_cap: float | None = Field(
+    importance_cap: PositiveFloat | None = Field(
         default=None,
-        gt=0.0,
         description="old_logprobs=recomputed: weigh each token by old / sampled, at most this (default: no weight; "
         "TRL: vllm_importance_sampling_clip_max)",
     )
@@ -262,7 +251,7 @@ class LossConfig(Config):
         description="no gradient from completions cut at their most tokens; baselines still count them (pays where "
         "many are cut: eval/results/truncated-completions.md)",
     )
-    beta: float = Field(default=0.0, ge=0.0, description="weight of the KL to the frozen start policy")
+    beta: NonNegativeFloat = Field(default=0.0, description="weight of the KL to the frozen start policy")
     kl_estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="Schulman's estimators of that KL")
     kl_in: Literal["loss", "reward"] = Field(
         default="loss", description="add the KL to each token's loss, or to each turn's reward as a component"
@@ -270,14 +259,14 @@ class LossConfig(Config):
     use_bias_correction_kl: bool = Field(
         default=True, description="kl_in=loss: multiply the estimate by the ratio, which makes its gradient unbiased"
     )
-    entropy_coef: float = Field(
-        default=0.0, ge=0.0, description="weight of the entropy bonus, a mean over a step's tokens"
+    entropy_coef: NonNegativeFloat = Field(
+        default=0.0, description="weight of the entropy bonus, a mean over a step's tokens"
     )
     scale_rewards: Literal["group", "batch", "none"] = Field(
         default="group",
         description="divide advantages by the standard deviation of rewards in the group, in the whole step, or not",
     )
-    advantage_floor: float = Field(default=0.01, gt=0.0, description="added to the standard deviation of scale_rewards")
+    advantage_floor: PositiveFloat = Field(default=0.01, description="added to the standard deviation of scale_rewards")
 
 
 class DatasetConfig(Config):
@@ -289,7 +278,7 @@ class DatasetConfig(Config):
     columns: dict[str, str] = Field(
         default_factory=dict, description="column names, ours to theirs: {prompt: question, answer: target}"
     )
-    limit: int | None = Field(default=None, gt=0, description="only the first tasks of data")
+    limit: PositiveInt | None = Field(default=None, description="only the first tasks of data")
 
 
 _GROUPED: Mapping[str, str] = {

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from memalpha.config.common import ONE_IS_A_LIST, Config, refuse_together
 from memalpha.config.groups import (
@@ -61,14 +61,13 @@ def default_learning_rate(parameters: int, *, lora: bool = False, supervised: bo
 class LoraConfig(Config):
     """Low-rank adapters (Hu et al. 2021, arXiv 2106.09685) through peft; the names are peft's."""
 
-    r: int = Field(default=16, gt=0, description="rank")
-    lora_alpha: float = Field(default=32.0, gt=0.0, description="the adapters' output is scaled by lora_alpha / r")
+    r: PositiveInt = Field(default=16, description="rank")
+    lora_alpha: PositiveFloat = Field(default=32.0, description="the adapters' output is scaled by lora_alpha / r")
     target_modules: Literal["all-linear"] | tuple[str, ...] = Field(
         default="all-linear", description="names of the layers to adapt; all-linear leaves out the output embedding"
     )
-    layers: int | None = Field(
+    layers: PositiveInt | None = Field(
         default=None,
-        gt=0,
         description="adapt only this many last layers: those below keep no activations and get no backward pass "
         "(default: all)",
     )
@@ -88,7 +87,7 @@ class LearnerConfig(Config):
     """Settings of every training run: start, optimizer, compute, checkpoints."""
 
     out: Path = Field(description="run directory; a checkpoint found there is resumed")
-    seed: int = Field(default=0, ge=0, description="seed of tasks, sampling and order")
+    seed: NonNegativeInt = Field(default=0, description="seed of tasks, sampling and order")
     policy: str = Field(default="tiny", description="a shipped policy's name, a directory, or a hub id")
     init_from: Path | None = Field(
         default=None,
@@ -96,8 +95,8 @@ class LearnerConfig(Config):
         "their base), and the reference of a KL or of preferences",
     )
     lora: LoraConfig | None = Field(default=None, description="train low-rank adapters only (default: all weights)")
-    max_steps: int | None = Field(
-        default=None, ge=0, description="stop after this many steps; never changes the schedule"
+    max_steps: NonNegativeInt | None = Field(
+        default=None, description="stop after this many steps; never changes the schedule"
     )
     optimizer: OptimizerConfig = OptimizerConfig()
     compute: ComputeConfig = ComputeConfig()
@@ -115,28 +114,19 @@ class LearnerConfig(Config):
         return expand_short_names(data, cls) if isinstance(data, Mapping) else data
 
     @model_validator(mode="after")
-    def _within_schedule(self) -> LearnerConfig:
-        """Refuse `max_steps` beyond the schedule, whose length either `schedule_steps` or `epochs` sets."""
+    def _check_combinations(self) -> LearnerConfig:
+        """Refuse steps beyond the schedule, two starts, and ways of saving memory that do not go together."""
         steps, wanted, optimizer = self.optimizer.schedule_steps, self.max_steps, self.optimizer
         if isinstance(optimizer, EpochsOptimizerConfig) and optimizer.epochs is not None:
             optimizer.refuse_unread(["schedule_steps"], f"with epochs={optimizer.epochs}", group="optimizer.")
         elif wanted is not None and wanted > steps:
             raise ValueError(f"max_steps: {wanted} is beyond schedule_steps {steps}: set schedule_steps={wanted}")
-        return self
-
-    @model_validator(mode="after")
-    def _one_start(self) -> LearnerConfig:
-        """Refuse `init_from` with another `policy` than its checkpoint, which a run's config.yaml names too."""
+        # A run's config.yaml names both: the policy is then the checkpoint that init_from stands for.
         start, has_policy = self.init_from, "policy" in self.model_fields_set
         if start is not None and has_policy and Path(self.policy).parent != start / "checkpoints":
             raise ValueError(
                 f"init_from: starts from the best checkpoint of {start}, policy from {self.policy!r}: give one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_memory_settings(self) -> LearnerConfig:
-        """Refuse ways of saving memory that do not go together."""
         compute = self.compute
         if compute.load_in_4bit and self.lora is None:
             raise ValueError("compute.load_in_4bit: weights in 4 bits cannot be trained, only adapters: set lora={}")

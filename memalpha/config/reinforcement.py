@@ -6,18 +6,12 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ModelWrapValidatorHandler, field_validator, model_validator
+from pydantic import BaseModel, Field, ModelWrapValidatorHandler, PositiveInt, field_validator, model_validator
 
 from memalpha.config.algorithms import VETTED, ERLSettings, PPOConfig, RolloutDPOConfig
 from memalpha.config.common import AgentConfig, refuse_together
 from memalpha.config.files import merge
-from memalpha.config.groups import (
-    DatasetConfig,
-    LossConfig,
-    RLOptimizerConfig,
-    TaskEvaluationConfig,
-    expand_short_names,
-)
+from memalpha.config.groups import DatasetConfig, LossConfig, RLOptimizerConfig, expand_short_names
 from memalpha.config.learner import RolloutConfig
 from memalpha.config.rewards import RewardPart
 from memalpha.config.sampling import CurriculumConfig, RLSamplingConfig, TextSamplingConfig
@@ -224,7 +218,6 @@ class TextConfig(ReinforcementConfig):
         default=None, description="arithmetic, programs, gsm8k, math, a file, a folder or a hub id (tasks.text_tasks)"
     )
     dataset: DatasetConfig = DatasetConfig()
-    evaluation: TaskEvaluationConfig = TaskEvaluationConfig()
     sampling: TextSamplingConfig = TextSamplingConfig()
     system_prompt: str | None = Field(default=None, description="system prompt of tasks that have none")
     rewards: tuple[RewardPart, ...] = Field(
@@ -233,7 +226,7 @@ class TextConfig(ReinforcementConfig):
     environment: str | None = Field(
         default=None, description="module:name of a class with reset and step, instead of rewards"
     )
-    max_turns: int = Field(default=16, gt=0, description="environment: most turns of an episode")
+    max_turns: PositiveInt = Field(default=16, description="environment: most turns of an episode")
     curriculum: CurriculumConfig | None = Field(default=None, description="easy tasks first (default: all at once)")
 
     @property

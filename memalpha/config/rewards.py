@@ -6,7 +6,7 @@ from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, field_validator
 
 from memalpha.config.common import Config, JudgeConfig
 
@@ -34,9 +34,9 @@ class CodePart(RewardSettings):
     kind: Literal["code"]
     column: str = Field(default="tests", description="the column with the tests: assert lines, or inputs with outputs")
     score: Literal["share", "all"] = Field(default="share", description="the share of tests passed, or all or nothing")
-    seconds: int = Field(default=4, gt=0, description="CPU seconds of a program; the clock limit is six times that")
+    seconds: PositiveInt = Field(default=4, description="CPU seconds of a program; the clock limit is six times that")
     megabytes: int = Field(default=512, ge=64, description="memory of a program, in megabytes")
-    concurrency: int = Field(default=0, ge=0, description="programs that run at once (0: one per core)")
+    concurrency: NonNegativeInt = Field(default=0, description="programs that run at once (0: one per core)")
 
 
 class FormatPart(RewardSettings):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from memalpha.config.common import ChatConfig, Config
 from memalpha.endpoint_calls import split_address
@@ -14,13 +14,12 @@ from memalpha.endpoint_calls import split_address
 class BatchConfig(Config):
     """Memory of a sampler in this process, and which replies it gives up."""
 
-    batch_tokens: int = Field(
+    batch_tokens: PositiveInt = Field(
         default=65536,
-        gt=0,
         description="most rows x (prompt + new tokens of the longest) decoded together; the cache of keys and values "
         "holds as many tokens",
     )
-    decode_rows: int = Field(default=128, gt=0, description="most rows decoded together")
+    decode_rows: PositiveInt = Field(default=128, description="most rows decoded together")
     stop_repeats: bool = Field(
         default=False,
         description="cut a reply that writes the same tokens three times or more in a row, over at least 24 tokens; it "
@@ -42,7 +41,7 @@ class SamplingConfig(BatchConfig):
     """Rollouts of a task."""
 
     group_size: int = Field(default=8, ge=2, description="rollouts per task (TRL: num_generations)")
-    temperature: float = Field(default=1.0, gt=0.0, description="sampling temperature")
+    temperature: PositiveFloat = Field(default=1.0, description="sampling temperature")
 
 
 SAMPLER_PREFIX = "vllm:"
@@ -56,18 +55,17 @@ class SamplerConfig(Config):
         description="vllm:http://HOST:PORT#FOLDER; new weights go through FOLDER, which this process and the server "
         "see under the same path (default: sampler in the run's out)"
     )
-    tolerance: float | None = Field(
+    tolerance: PositiveFloat | None = Field(
         default=None,
-        gt=0.0,
         description="largest mean gap of the server's log-probs to the learner's after a sync, over a few prompts "
         "(default: 1e-4, with compute.dtype=bfloat16 0.03)",
     )
-    concurrency: int = Field(default=256, gt=0, description="requests under way at the server")
-    timeout: float = Field(default=600.0, gt=0.0, description="seconds until a request counts as lost")
-    retries: int = Field(
-        default=4, ge=0, description="retries of a request that got no answer or nonsense; then the run stops"
+    concurrency: PositiveInt = Field(default=256, description="requests under way at the server")
+    timeout: PositiveFloat = Field(default=600.0, description="seconds until a request counts as lost")
+    retries: NonNegativeInt = Field(
+        default=4, description="retries of a request that got no answer or nonsense; then the run stops"
     )
-    max_wait: float = Field(default=10.0, gt=0.0, description="longest wait before a retry, in seconds")
+    max_wait: PositiveFloat = Field(default=10.0, description="longest wait before a retry, in seconds")
 
     @field_validator("url")
     @classmethod
@@ -94,16 +92,15 @@ class SamplerConfig(Config):
 class RLSamplingConfig(SamplingConfig):
     """Rollouts of a step of reinforcement learning."""
 
-    group_size: int = Field(default=8, gt=0, description="rollouts per task (TRL: num_generations)")
-    tasks_per_step: int = Field(default=8, gt=0, description="tasks of a step, each with group_size rollouts")
+    group_size: PositiveInt = Field(default=8, description="rollouts per task (TRL: num_generations)")
+    tasks_per_step: PositiveInt = Field(default=8, description="tasks of a step, each with group_size rollouts")
     top_p: float = Field(default=1.0, description="must stay 1: truncated sampling biases every importance ratio")
     top_k: int = Field(default=0, description="must stay 0: truncated sampling biases every importance ratio")
     dtype: Literal["bfloat16", "float32", "float64"] | None = Field(
         default=None, description="precision of the sampler (default: the policy's); float64: exact log-probs on CPU"
     )
-    resample_flat: int = Field(
+    resample_flat: NonNegativeInt = Field(
         default=0,
-        ge=0,
         description="rounds in which further tasks are sampled in place of groups with equal rewards (DAPO); 0: none",
     )
     stop_unreadable: bool = Field(
@@ -111,9 +108,8 @@ class RLSamplingConfig(SamplingConfig):
         description="stop a run whose first two steps have no readable tool call, over 90 % truncated replies, or a "
         "reader that is cut off or silent; false lets random weights start",
     )
-    staleness: int = Field(
+    staleness: NonNegativeInt = Field(
         default=0,
-        ge=0,
         description="most steps that the sampler's weights may lie behind the learner's; with a server (`sampler`) "
         "rollouts are sampled while the learner learns, without one they are sampled this many steps before",
     )
@@ -131,7 +127,7 @@ class RLSamplingConfig(SamplingConfig):
 class TextSamplingConfig(RLSamplingConfig, ChatConfig):
     """Rollouts of text tasks."""
 
-    max_new_tokens: int = Field(default=256, gt=0, description="tokens of a reply (TRL: max_completion_length)")
+    max_new_tokens: PositiveInt = Field(default=256, description="tokens of a reply (TRL: max_completion_length)")
 
 
 class CurriculumConfig(Config):
@@ -142,9 +138,8 @@ class CurriculumConfig(Config):
     )
     order: tuple[str, ...] = Field(min_length=2, description="levels, the easiest first")
     threshold: float = Field(default=0.8, gt=0.0, le=1.0, description="training accuracy that unlocks the next level")
-    window: int = Field(
+    window: PositiveInt = Field(
         default=64,
-        gt=0,
         description="number of latest attempts at the level that the accuracy covers (memory tasks: of answers)",
     )
     review: float = Field(default=0.2, ge=0.0, lt=1.0, description="share of tasks that come from earlier levels")
@@ -173,9 +168,8 @@ class MemorySamplingConfig(RLSamplingConfig):
         description="groups=chunk: share of the tasks whose rollouts are whole conversations, for what acts at a "
         "distance (the core memory, the size of the memory)",
     )
-    questions_per_task: int | None = Field(
+    questions_per_task: PositiveInt | None = Field(
         default=None,
-        gt=0,
         description="most questions of a task that the reward of a step asks, drawn anew every step and the same for "
         "all rollouts of the task (the idea of Mem-alpha's sub_sample_question_ratio); evaluations ask all "
         "(default: all)",

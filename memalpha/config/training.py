@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from memalpha.arguments import brief_repr, check_path
 from memalpha.config.algorithms import DPOConfig, ERLSettings
@@ -81,9 +81,8 @@ class RewardModelConfig(PairsConfig):
         default={"reward": 1.0},
         description="weight in the score by name of objective; the head has one output for each",
     )
-    center_rewards_coefficient: float | None = Field(
+    center_rewards_coefficient: PositiveFloat | None = Field(
         default=None,
-        gt=0.0,
         description="weight of (chosen + rejected) squared, which keeps scores around 0 (arXiv 2312.09244; often 0.01)",
     )
     optimizer: RewardOptimizerConfig = RewardOptimizerConfig()
@@ -180,11 +179,11 @@ class SFTConfig(RunConfig):
         "turns.jsonl (its best rollouts), or a .jsonl file of rows",
     )
     erl: ERLSettings | None = Field(default=None, description="source=erl: settings of the ERL run that follows")
-    tasks: int = Field(
-        default=256, gt=0, description="gold, scripted, best, erl: training tasks of a round (of a file: all at most)"
+    tasks: PositiveInt = Field(
+        default=256, description="gold, scripted, best, erl: training tasks of a round (of a file: all at most)"
     )
-    rounds: int = Field(
-        default=1, gt=0, description="best: number of times that rows are sampled anew with the current weights"
+    rounds: PositiveInt = Field(
+        default=1, description="best: number of times that rows are sampled anew with the current weights"
     )
     optimizer: RowsOptimizerConfig = RowsOptimizerConfig()
     evaluation: SFTEvaluationConfig = SFTEvaluationConfig()
