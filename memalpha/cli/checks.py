@@ -5,24 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from memalpha.arguments import counted
 from memalpha.cli.options import (
-    AsJson,
     EmbedderName,
     Namespace,
+    Result,
     StoreFile,
     WriterSettings,
+    failed_if,
     format_entry,
     load_policy,
     open_store,
     parse_store_writer,
     parse_writer_settings,
-    print_result,
     read_text,
 )
-from memalpha.errors import ConfigError, DataError
+from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.tasks.formats.jsonl import load_jsonl
 
 if TYPE_CHECKING:
@@ -33,16 +33,13 @@ if TYPE_CHECKING:
 def audit(
     store: StoreFile,
     queries: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Queries to try: one per line, or a task file (.jsonl).")
+        Path | None, Option(metavar="FILE", help="Queries to try: one per line, or a task file (.jsonl).")
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="An entry counts as retrieved among the first K hits.")] = 10,
-    limit: Annotated[
-        int, typer.Option(min=1, help="Findings, and entries per finding, to print (--json prints all).")
-    ] = 20,
-    namespace: Annotated[str | None, typer.Option(help="Audit only this namespace (default: all).")] = None,
+    k: Annotated[int, Option("-k", min=1, help="An entry counts as retrieved among the first K hits.")] = 10,
+    limit: Annotated[int, Option(min=1, help="Findings, and entries per finding, to print (--json prints all).")] = 20,
+    namespace: Annotated[str | None, Option(help="Audit only this namespace (default: all).")] = None,
     embedder: EmbedderName = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Look for problems in the content of STORE.
 
     By rules, without a model: contradictions, outdated entries that are still live, duplicates, categories that no
@@ -66,21 +63,18 @@ def audit(
     with open_store(store, embedder, namespace, reads=True) as memory:
         names = [namespace] if namespace is not None else memory.namespaces()
         reports = [audit_store(memory.namespace(name), queries=questions, k=k) for name in names]
-    print_result(reports, as_json, "\n".join(line for report in reports for line in _format_audit(report, limit)))
+    return Result(reports, "\n".join(line for report in reports for line in _format_audit(report, limit)))
 
 
 def consolidate(
     store: StoreFile,
-    policy: Annotated[
-        str | None, typer.Option(help="A model that decides what rules cannot (default: rules alone).")
-    ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Write the changes (default: only list them).")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Undo the last consolidation, in one step.")] = False,
+    policy: Annotated[str | None, Option(help="A model that decides what rules cannot (default: rules alone).")] = None,
+    apply: Annotated[bool, Option("--apply", help="Write the changes (default: only list them).")] = False,
+    undo: Annotated[bool, Option("--undo", help="Undo the last consolidation, in one step.")] = False,
     settings: WriterSettings = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Merge duplicates in STORE, end what is outdated, rewrite the core.
 
     Lists the changes with their reasons. With --apply they are written in one transaction, and the log keeps each
@@ -105,8 +99,7 @@ def consolidate(
     with open_store(store, embedder, namespace, reads=not (apply or undo)) as memory:
         if undo:
             count = consolidation.undo_consolidation(memory)
-            print_result({"operations": count}, as_json, f"{counted(count, 'operation')} undone")
-            return
+            return Result({"operations": count}, f"{counted(count, 'operation')} undone")
         result = consolidation.propose_consolidation(memory, model, config)
         if apply:
             result = consolidation.apply_consolidation(memory, result)
@@ -119,15 +112,14 @@ def consolidate(
     lines += [f"refused: {line}" for line in result.refused]
     ending = "written; --undo takes them back" if result.applied else "proposed; --apply writes them"
     lines.append(f"{counted(len(result.changes), 'change')} {ending}" if result.changes else "nothing to change")
-    print_result(result, as_json, "\n".join(lines))
+    return Result(result, "\n".join(lines))
 
 
 def doctor(
     store: StoreFile,
-    repair: Annotated[bool, typer.Option("--repair", help="Rebuild from the log what differs from it.")] = False,
+    repair: Annotated[bool, Option("--repair", help="Rebuild from the log what differs from it.")] = False,
     embedder: EmbedderName = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Check the file and the log of STORE, and repair them.
 
     Compares stored versions and vectors with those that the log gives. Exits with 1 if there are problems, or if some
@@ -137,7 +129,6 @@ def doctor(
 
     Raises:
         StoreError: There is no store, or it cannot be opened.
-        typer.Exit: Problems are left (exit code 1).
     """
     from memalpha.store.checks.integrity import examine
 
@@ -146,18 +137,15 @@ def doctor(
     lines += [*map(str, health.problems), *(f"note: {note}" for note in health.notes)]
     counts = ", ".join(counted(count, name.removesuffix("s")) for name, count in health.counts.items())
     lines.append(f"{counted(len(health.problems), 'problem') if health.problems else 'sound'}: {counts}")
-    print_result(health, as_json, "\n".join(lines))
-    if health.problems:
-        raise typer.Exit(1)
+    return Result(health, "\n".join(lines), failed_if(health.problems))
 
 
 def check_policy(
     policy: Annotated[
-        str, typer.Argument(metavar="NAME", help="A policy: smol, a directory, a hub id, a run directory, an endpoint.")
+        str, Argument(metavar="NAME", help="A policy: smol, a directory, a hub id, a run directory, an endpoint.")
     ],
     settings: WriterSettings = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Check that a model can write a memory, before anything is trained or read.
 
     Renders a prompt with the memory tools, writes two calls in the model's own form and reads them back through its
@@ -174,8 +162,12 @@ def check_policy(
 
     config = parse_writer_settings(settings)
     result = policy_check.check_policy(load_policy(policy, device="meta"), config)
-    print_result(result, as_json, "\n".join(_format_check(result)))
-    result.raise_if_broken()
+    error = None
+    try:
+        result.raise_if_broken()
+    except PolicyError as problem:
+        error = problem
+    return Result(result, "\n".join(_format_check(result)), error)
 
 
 def _format_audit(report: Audit, limit: int) -> list[str]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from importlib import resources
 from typing import Annotated, Any
 
-import typer
 import yaml
 from pydantic import BaseModel
+from typer import Argument, Option
 
 from memalpha import config as configs  # whose names are imported when they are asked for
-from memalpha.cli.options import AsJson, print_result
+from memalpha.cli.options import Result
 from memalpha.config import load_config, read_config, shipped_configs
 from memalpha.config.files import Setting, format_value, settings_of, value_of
 
@@ -29,13 +29,12 @@ def kinds() -> dict[str, type[BaseModel]]:
 
 def config(
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A shipped configuration or a YAML file; none lists them.")
+        str | None, Argument(metavar="[NAME]", help="A shipped configuration or a YAML file; none lists them.")
     ] = None,
     keys: Annotated[
-        bool, typer.Option("--keys", help="Print every setting: type, default, meaning, and the value in NAME.")
+        bool, Option("--keys", help="Print every setting: type, default, meaning, and the value in NAME.")
     ] = False,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Show shipped configurations and their settings.
 
     Without NAME it lists the configurations; with --keys alone, every setting of a training run. With NAME it prints
@@ -47,24 +46,21 @@ def config(
         ConfigError: There is no configuration of that name, or it does not fit.
     """
     if name is None and not keys:
-        presets, first_lines = resources.files("memalpha") / "config" / "presets", {}
-        for shipped in shipped_configs():
-            text = (presets / f"{shipped}.yaml").read_text(encoding="utf-8")
-            first_lines[shipped] = text.splitlines()[0].lstrip("# ")
-        print_result(first_lines, as_json, "\n".join(f"{key:<14} {text}" for key, text in first_lines.items()))
-        return
+        presets = resources.files("memalpha") / "config" / "presets"
+        texts = {shipped: (presets / f"{shipped}.yaml").read_text(encoding="utf-8") for shipped in shipped_configs()}
+        first_lines = {shipped: text.splitlines()[0].lstrip("# ") for shipped, text in texts.items()}
+        return Result(first_lines, "\n".join(f"{key:<14} {text}" for key, text in first_lines.items()))
     kind, loaded = _load(name or "train")
     if not keys:
         values = loaded.model_dump(mode="json") if loaded else {path: item.default for path, item in settings_of(kind)}
-        print_result(values, as_json, yaml.safe_dump(values, sort_keys=False).rstrip())
-        return
+        return Result(values, yaml.safe_dump(values, sort_keys=False).rstrip())
     rows = {path: _describe(path, setting, loaded) for path, setting in settings_of(kind)}
     lines = []
     for path, row in rows.items():
         value = format_value(row["value"]) if "value" in row else row["default"]
         value = f", here {value}" if value != row["default"] else ""
         lines.append(f"{path}: {row['type']} = {row['default']}{value}\n    {row['meaning']}")
-    print_result(rows, as_json, "\n".join(lines))
+    return Result(rows, "\n".join(lines))
 
 
 def _load(name: str) -> tuple[type[BaseModel], BaseModel | None]:

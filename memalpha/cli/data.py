@@ -8,15 +8,15 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from memalpha.arguments import counted
 from memalpha.cli.options import (
-    AsJson,
+    Result,
     WriterSettings,
+    failed_if,
     load_policy,
     parse_writer_settings,
-    print_result,
     show_status,
     to_json_value,
 )
@@ -40,46 +40,39 @@ FEW_TASKS = 5
 _MAX_PROBLEMS = 20
 _MAX_ELSEWHERE = 5
 
-Name = Annotated[
-    str, typer.Argument(metavar="NAME", help="A data set's name, a task file, a chat, or a folder of chats.")
-]
+Name = Annotated[str, Argument(metavar="NAME", help="A data set's name, a task file, a chat, or a folder of chats.")]
 DataOptions = Annotated[
     list[str] | None,
-    typer.Argument(
+    Argument(
         metavar="[KEY=VALUE]...", help="data=PATH, variant=…, limit=…, chunk_tokens=…, and the data set's own options."
     ),
 ]
 
 Price = Annotated[
     str | None,
-    typer.Option(metavar="IN,OUT", help="Price of a million prompt and of a million generated tokens at the endpoint."),
+    Option(metavar="IN,OUT", help="Price of a million prompt and of a million generated tokens at the endpoint."),
 ]
 
 HeldOut = Annotated[
     Path | None,
-    typer.Option(
-        metavar="FILE", help="Write a fifth of the tasks to this file instead, for evaluation (eval_data=FILE)."
-    ),
+    Option(metavar="FILE", help="Write a fifth of the tasks to this file instead, for evaluation (eval_data=FILE)."),
 ]
 
 
 def list_(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Show only this data set, in detail.")] = None,
-    as_json: AsJson = False,
-) -> None:
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="Show only this data set, in detail.")] = None,
+) -> Result:
     """List data sets and how to get them.
 
     With a NAME: source, licence, files with their checksums, variants, options, counts, known faults.
 
     Example: memalpha data list locomo
     """
+    infos = list_data_sets() if name is None else [get_data_set(name)]
+    values = [{**to_json_value(info), "options": loader_options(info.name)} for info in infos]
     if name is not None:
-        info = get_data_set(name)
-        print_result(
-            {**to_json_value(info), "options": loader_options(name)}, as_json, "\n".join(_format_details(info))
-        )
-        return
-    infos, lines = list_data_sets(), []
+        return Result(values[0], "\n".join(_format_details(infos[0])))
+    lines = []
     for info in infos:
         host, _, location = info.source.partition(":")
         where = f"hub {location}" if host == "hub" else f"data=PATH from GitHub {location}"
@@ -89,20 +82,18 @@ def list_(
         if sizes and None not in sizes:
             where += f", {sum(size or 0 for size in sizes) / 1e6:,.1f} MB"
         lines.append(f"{info.name:<17} {info.about}\n{'':<17} {info.counts}\n{'':<17} {where}; {info.licence}")
-    values = [{**to_json_value(info), "options": loader_options(info.name)} for info in infos]
-    print_result(values, as_json, "\n".join(lines))
+    return Result(values, "\n".join(lines))
 
 
 def prepare(
     name: Name,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="The task file to write (JSON Lines).")],
+    out: Annotated[Path, Argument(metavar="OUT", help="The task file to write (JSON Lines).")],
     overrides: DataOptions = None,
-    data: Annotated[Path | None, typer.Option(help="The same as data=PATH.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of a data set that is generated or sampled.")] = None,
+    data: Annotated[Path | None, Option(help="The same as data=PATH.")] = None,
+    limit: Annotated[int | None, Option(min=1, help="Only the first tasks.")] = None,
+    seed: Annotated[int | None, Option(help="Seed of a data set that is generated or sampled.")] = None,
     held_out: HeldOut = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Convert a data set to a task file.
 
     Data sets on a hub are downloaded. A task file passed as NAME is checked line by line and copied. Prints counts of
@@ -136,10 +127,10 @@ def prepare(
         *_format_left_out(left_out := count_left_out(tasks)),
     ]
     value = {**counts, "left_out": left_out, "held_out": held, "path": str(out)}
-    print_result(value, as_json, "\n".join(lines))
+    return Result(value, "\n".join(lines))
 
 
-def check(name: Name, overrides: DataOptions = None, as_json: AsJson = False) -> None:
+def check(name: Name, overrides: DataOptions = None) -> Result:
     """Check a data set: checksums, counts, ids, evidence.
 
     Exits with 1 on problems: files with an unknown checksum, other counts than published, unreadable files, duplicate
@@ -149,28 +140,25 @@ def check(name: Name, overrides: DataOptions = None, as_json: AsJson = False) ->
 
     Raises:
         DataError: The set is unknown, or its files are missing.
-        typer.Exit: A check failed (exit code 1).
     """
     from memalpha.tasks.verify import check_data_set as check_data
 
     with show_status(f"checking {name}"):
         result = check_data(name, **_load_options(_parse_options(overrides)))
-    print_result(result, as_json, "\n".join(_format_check(result, " ".join([name, *(overrides or ())]))))
-    if result.problems:
-        raise typer.Exit(1)
+    lines = _format_check(result, " ".join([name, *(overrides or ())]))
+    return Result(result, "\n".join(lines), failed_if(result.problems))
 
 
 def overlap(
-    train: Annotated[str, typer.Argument(metavar="TRAIN", help="The training set: a name or a task file.")],
-    test: Annotated[str, typer.Argument(metavar="TEST", help="The test set.")],
+    train: Annotated[str, Argument(metavar="TRAIN", help="The training set: a name or a task file.")],
+    test: Annotated[str, Argument(metavar="TEST", help="The test set.")],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[KEY=VALUE]...", help="train.data=PATH, test.variant=… (as above); n=13, common=10, examples=20."
         ),
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Find the overlap of a training set with a test set: shared questions, passages and n-grams.
 
     Prints how many test questions are in the training set, how many rest on its passages, and examples. Exits with 1
@@ -181,7 +169,6 @@ def overlap(
     Raises:
         ConfigError: An option does not fit.
         DataError: A set is unknown, or its files are missing.
-        typer.Exit: The sets overlap (exit code 1).
     """
     from memalpha.tasks.overlap import INSIDE, LEAKED, RESTING, find_overlap
 
@@ -206,9 +193,8 @@ def overlap(
         result = find_overlap(
             train_tasks, test_tasks, progress=lambda: report(title, next(done), len(train_tasks)), **keys
         )
-    print_result(result, as_json, "\n".join(_format_overlap(result, train, test, (LEAKED, INSIDE, RESTING))))
-    if result.leaked or result.inside or result.resting:
-        raise typer.Exit(1)
+    lines = _format_overlap(result, train, test, (LEAKED, INSIDE, RESTING))
+    return Result(result, "\n".join(lines), failed_if(result.leaked or result.inside or result.resting))
 
 
 def _parse_options(words: Sequence[str] | None) -> dict[str, Any]:
@@ -231,26 +217,25 @@ def _load_options(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(
     name: Name,
-    policy: Annotated[str, typer.Option(help="The teacher: openai:MODEL, an endpoint, a run, a model.")],
-    out: Annotated[Path, typer.Option(help="File of the rows (.jsonl); the same command resumes.")],
+    policy: Annotated[str, Option(help="The teacher: openai:MODEL, an endpoint, a run, a model.")],
+    out: Annotated[Path, Option(help="File of the rows (.jsonl); the same command resumes.")],
     overrides: DataOptions = None,
-    best_of: Annotated[int, typer.Option(min=1, help="Attempts at each conversation; the best one is kept.")] = 1,
+    best_of: Annotated[int, Option(min=1, help="Attempts at each conversation; the best one is kept.")] = 1,
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="Sampling temperature (default: 0 for one attempt, 0.7 for several).")
+        float | None, Option(min=0, help="Sampling temperature (default: 0 for one attempt, 0.7 for several).")
     ] = None,
     student: Annotated[
-        str | None, typer.Option(help="The policy that learns from the rows, for its prompt style: smol, tiny, a run.")
+        str | None, Option(help="The policy that learns from the rows, for its prompt style: smol, tiny, a run.")
     ] = None,
     reader: Annotated[
-        str | None, typer.Option(help="Who answers: extractive, copy, or a policy (default: the teacher itself).")
+        str | None, Option(help="Who answers: extractive, copy, or a policy (default: the teacher itself).")
     ] = None,
     metric: Annotated[
-        Literal["contains", "exact", "f1", "question"], typer.Option(help="How answers are scored.")
+        Literal["contains", "exact", "f1", "question"], Option(help="How answers are scored.")
     ] = "contains",
     settings: WriterSettings = None,
     price: Price = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Let a strong writer write conversations, and keep what answers best as rows to imitate.
 
     The questions of each conversation judge every attempt; nobody needs gold operations. NAME.scores.jsonl beside the
@@ -271,9 +256,8 @@ def write(
     file, tasks = RowsFile(out), list(load_tasks(name, **_load_options(_parse_options(overrides))))
     with show_status(f"loading {policy}"):
         teacher = load_teacher(policy, _parse_price(price))
-    own = (
-        "extractive" if teacher.name.startswith("scripted:") else ReaderConfig(kind="policy")
-    )  # a script answers nothing
+    # A script answers nothing.
+    own = "extractive" if teacher.name.startswith("scripted:") else ReaderConfig(kind="policy")
     answers = load_reader(reader or own, teacher, frozen=True)
     lock = lock_file(file.scores_path, "another memalpha data write", ConfigError)
     with lock, show_progress("conversations") as progress:
@@ -318,33 +302,31 @@ def write(
     value = {"path": str(out), "rows": rows, "conversations": len(results), "reasons": dict(reasons)}
     value |= {"written_again": file.repeated}
     policies = [teacher, answers.policy] if isinstance(answers, PolicyReader) else [teacher]
-    print_result(value | _bills(*policies), as_json, "\n".join([*lines, *_format_bills(*policies)]))
-    if not rows and results:
-        raise typer.Exit(1)
+    lines += _format_bills(*policies)
+    return Result(value | _bills(*policies), "\n".join(lines), failed_if(results and not rows))
 
 
 def ask(
     name: Name,
-    policy: Annotated[str, typer.Option(help="The model that asks: openai:MODEL, an endpoint, a model.")],
-    out: Annotated[Path, typer.Option(help="The task file (.jsonl) with questions; the same command resumes.")],
+    policy: Annotated[str, Option(help="The model that asks: openai:MODEL, an endpoint, a model.")],
+    out: Annotated[Path, Option(help="The task file (.jsonl) with questions; the same command resumes.")],
     overrides: DataOptions = None,
-    per_chunk: Annotated[int, typer.Option(min=1, help="Most questions of a chunk.")] = 3,
+    per_chunk: Annotated[int, Option(min=1, help="Most questions of a chunk.")] = 3,
     split: Annotated[
-        int | None, typer.Option(min=1, help="Cut long conversations into tasks of at most this many chunks.")
+        int | None, Option(min=1, help="Cut long conversations into tasks of at most this many chunks.")
     ] = None,
     reader: Annotated[
-        str | None, typer.Option(help="Who answers again to test the questions (default: the same model).")
+        str | None, Option(help="Who answers again to test the questions (default: the same model).")
     ] = None,
     metric: Annotated[
-        Literal["contains", "exact", "f1"], typer.Option(help="How an answer is compared with the question's.")
+        Literal["contains", "exact", "f1"], Option(help="How an answer is compared with the question's.")
     ] = "contains",
     thinking_tokens: Annotated[
-        int, typer.Option(min=0, help="Room for thoughts before each reply, for a model that thinks.")
+        int, Option(min=0, help="Room for thoughts before each reply, for a model that thinks.")
     ] = 0,
     held_out: HeldOut = None,
     price: Price = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Let a model ask questions about conversations that have none.
 
     It asks about each chunk and quotes the words that answer. A question is kept if the chunk alone answers it, and
@@ -359,7 +341,6 @@ def ask(
         ConfigError: A setting does not fit.
         DataError: The conversations or a file cannot be read or written.
         PolicyError: The model did not answer; what is done stays.
-        typer.Exit: No question was kept (exit code 1).
     """
     from memalpha.qa.questions import UNREADABLE, Asker, ask_file, load_conversations
     from memalpha.qa.reader import PolicyReader, load_reader
@@ -396,9 +377,8 @@ def ask(
     value = {"path": str(out), "tasks": len(tasks), "chunks": len(results), "questions": len(made)}
     value |= {"at_end": at_end, "dropped": dict(reasons), "asked_again": asker.repeated}
     policies = [teacher, asker.reader.policy] if isinstance(asker.reader, PolicyReader) else [teacher]
-    print_result(value | _bills(*policies), as_json, "\n".join([*lines, *_format_bills(*policies)]))
-    if not made:
-        raise typer.Exit(1)
+    lines += _format_bills(*policies)
+    return Result(value | _bills(*policies), "\n".join(lines), failed_if(not made))
 
 
 def _parse_price(price: str | None) -> tuple[float, float] | None:
@@ -522,11 +502,7 @@ def _format_overlap(result: Overlap, train: str, test: str, kinds: Sequence[Iter
         "passage": f"rest on a passage of {result.n} words or more that is in training as a whole",
         "passage n-gram": f"rest on a passage that shares {result.n} consecutive words with training",
     }
-    descriptions = (
-        "are in the training set",
-        "may be in the training set",
-        "rest on passages of the training set",
-    )
+    descriptions = ("are in the training set", "may be in the training set", "rest on passages of the training set")
     results = (result.leaked, result.inside, result.resting)
     for description, reasons, affected in zip(descriptions, kinds, results, strict=True):
         share = len(affected) / max(1, result.questions)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
-from memalpha.cli.options import AsJson, Overrides, print_result, to_json_value, write_page
+from memalpha.cli.options import Overrides, Result, print_note, to_json_value, write_page
 from memalpha.config import JudgeConfig, build_config, merge, parse_overrides
 from memalpha.errors import DataError
 from memalpha.policy.base import format_bill
@@ -20,12 +21,10 @@ if TYPE_CHECKING:
 
 def evaluate(
     config: Annotated[
-        str,
-        typer.Argument(metavar="CONFIG", help="A configuration's name or file, a data set, or a run directory."),
+        str, Argument(metavar="CONFIG", help="A configuration's name or file, a data set, or a run directory.")
     ],
     overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Evaluate memory systems, or a policy's replies to prompts.
 
     After Ctrl-C the same command resumes with the systems that are left, if out=DIR is set.
@@ -50,74 +49,72 @@ def evaluate(
         with show_progress("tasks") as progress:
             report = evaluate_text_run(run, out, name, lambda done, total: progress(name, done, total))
         page = None if out is None else write_page(out)
-        if as_json:
-            print_result(report.summary, as_json, "")
-            return
-        report.table()
-        means = report.summary["rewards"].items()
-        typer.echo("rewards: " + ", ".join(f"{component} {mean:.3f}" for component, mean in means))
-        if page is not None:
-            typer.echo(page)
-        return
+
+        def show_text() -> None:
+            report.table()
+            means = report.summary["rewards"].items()
+            typer.echo("rewards: " + ", ".join(f"{component} {mean:.3f}" for component, mean in means))
+            if page is not None:
+                typer.echo(page)
+
+        return Result(report.summary, show_text)
     from memalpha.qa.from_config import load_settings, run_evaluation
 
     settings = load_settings(config, keys)
-    if settings.benchmark in ("search", "state"):  # without a reader
-        if settings.benchmark == "search":
-            from memalpha.qa.search_benchmark import format_search as format_result
-            from memalpha.qa.search_benchmark import run_search as measure
-        elif settings.data is not None:
-            from memalpha.qa.state_suite import format_gold_scores as format_result
-            from memalpha.qa.state_suite import score_memories as measure
-        else:
-            from memalpha.qa.state_suite import format_state as format_result
-            from memalpha.qa.state_suite import run_state as measure
-        result = measure(settings)
-        print_result(result, as_json, format_result(result))
-        return
+    if settings.benchmark == "search":  # without a reader, as the next
+        from memalpha.qa.search_benchmark import format_search, run_search
+
+        result = run_search(settings)
+        return Result(result, format_search(result))
+    if settings.benchmark == "state":
+        from memalpha.qa import state_suite
+
+        if settings.data is None:
+            result = state_suite.run_state(settings)
+            return Result(result, state_suite.format_state(result))
+        result = state_suite.score_memories(settings)
+        return Result(result, state_suite.format_gold_scores(result))
     try:
         reports = run_evaluation(settings)
     except KeyboardInterrupt:
         hint = "name out=DIR to keep finished systems"
         if settings.out is not None:
             hint = f"finished systems are kept in {settings.out}, and the same command resumes with the others"
-        typer.echo(f"memalpha: interrupted: {hint}", err=True)
+        print_note(f"interrupted: {hint}")
         raise typer.Exit(130) from None
     page = None if settings.out is None else write_page(settings.out)
-    if as_json:
-        print_result([report.summary for report in reports], as_json, "")
-        return
-    from memalpha.qa.report import print_table
 
-    print_table(reports)
-    if page is not None:
-        typer.echo(page)
+    def show_table() -> None:
+        from memalpha.qa.report import print_table
+
+        print_table(reports)
+        if page is not None:
+            typer.echo(page)
+
+    return Result([report.summary for report in reports], show_table)
 
 
 def compare(
     runs: Annotated[
         list[str],
-        typer.Argument(metavar="RUN RUN...", help="Directories of evaluations or runs; A,B,C are seeds of one system."),
+        Argument(metavar="RUN RUN...", help="Directories of evaluations or runs; A,B,C are seeds of one system."),
     ],
     baseline: Annotated[
-        str | None, typer.Option(help="System that the others are compared with (default: the first).")
+        str | None, Option(help="System that the others are compared with (default: the first).")
     ] = None,
     system: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME", help="Of runs with several systems only this one, such as after; may be repeated."
-        ),
+        Option(metavar="NAME", help="Of runs with several systems only this one, such as after; may be repeated."),
     ] = None,
-    common: Annotated[bool, typer.Option("--common", help="Only the questions that all systems answered.")] = False,
+    common: Annotated[bool, Option("--common", help="Only the questions that all systems answered.")] = False,
     value: Annotated[
-        Literal["score", "correct"], typer.Option(help="Average the scores, or the share that is correct.")
+        Literal["score", "correct"], Option(help="Average the scores, or the share that is correct.")
     ] = "score",
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also write the table: .json, .csv or .md (Markdown).")
+        Path | None, Option(metavar="FILE", help="Also write the table: .json, .csv or .md (Markdown).")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
-    as_json: AsJson = False,
-) -> None:
+    seed: Annotated[int, Option(help="Seed of the bootstrap.")] = 0,
+) -> Result:
     """Compare evaluations on the same questions, by ability.
 
     Pairs every system with the baseline by question; intervals are 95 % over conversations. A run with several
@@ -147,7 +144,7 @@ def compare(
             out.write_text(formats[out.suffix](comparison), encoding="utf-8")
         except OSError as error:
             raise DataError(f"--out {out}: cannot be written: {error.strerror}") from error
-    print_result(comparison, as_json, comparing.as_text(comparison))
+    return Result(comparison, comparing.as_text(comparison))
 
 
 def _has_name(system: ComparedSystem, name: str) -> bool:
@@ -161,17 +158,15 @@ def _as_json(comparison: Comparison) -> str:
 def check_judge(
     labels: Annotated[
         Path | None,
-        typer.Argument(metavar="[LABELS]", help="Labelled items (.jsonl). [default: those shipped with memalpha]"),
+        Argument(metavar="[LABELS]", help="Labelled items (.jsonl). [default: those shipped with memalpha]"),
     ] = None,
     judge: Annotated[
-        list[str], typer.Option(metavar="NAME", help="http://HOST/v1#MODEL, openai:MODEL, or a model; may be repeated.")
+        list[str], Option(metavar="NAME", help="http://HOST/v1#MODEL, openai:MODEL, or a model; may be repeated.")
     ] = ...,  # type: ignore[assignment]
     overrides: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Keys of JudgeConfig; dots for nested keys."),
+        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Keys of JudgeConfig; dots for nested keys.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Measure how far a judge agrees with known labels.
 
     Accuracy, Cohen's kappa and leniency (mean score minus mean label), by benchmark and judge; the items it disagreed
@@ -200,4 +195,4 @@ def check_judge(
     if result["disagreed"]:
         lines.append(f"disagreed on: {', '.join(item['id'] for item in result['disagreed'])}")
     lines += [format_bill(name, bill) for name, bill in result["statistics"].items() if "paid" in bill]
-    print_result(result, as_json, "\n".join(lines))
+    return Result(result, "\n".join(lines))

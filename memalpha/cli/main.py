@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import functools
 import inspect
 import io
 import os
@@ -24,12 +25,13 @@ from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from pydantic import ValidationError
+from typer import Option
 from typer.core import TyperCommand, TyperGroup
 
 from memalpha import __version__
 from memalpha.arguments import check_path
 from memalpha.cli import checks, config, data, evaluate, read, serve, store, train
-from memalpha.cli.options import PROCESS_RANK, visible
+from memalpha.cli.options import PROCESS_RANK, AsJson, Result, print_result, visible
 from memalpha.config.files import setting_synonyms
 from memalpha.errors import (
     ConfigError,
@@ -80,10 +82,30 @@ def _print_version(requested: bool) -> None:
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Train, evaluate and use memory agents."""
+
+
+class _PrintsResult:
+    """Function of a command that returns a `Result`, with the option `--json`; its signature is read when it runs."""
+
+    def __init__(self, command: Callable[..., Result | None]) -> None:
+        functools.update_wrapper(self, command)
+        self.command = command
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        signature = inspect.signature(self.command, eval_str=True)
+        as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+        parameters = [as_json, *signature.parameters.values()]  # it precedes those that are keyword-only
+        return signature.replace(parameters=sorted(parameters, key=lambda parameter: parameter.kind))
+
+    def __call__(self, *, as_json: bool, **options: Any) -> None:
+        result = self.command(**options)
+        if result is not None:
+            print_result(result, as_json)
 
 
 class _Command(TyperCommand):
@@ -120,7 +142,7 @@ class _SettingsCommand(_Command):
         return super().parse_args(ctx, args)
 
 
-_COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+_COMMANDS: dict[str, dict[str, Callable[..., Result | None]]] = {
     "Use a memory": {
         "add": store.add,
         "search": store.search,
@@ -143,11 +165,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "fork": store.fork,
         "erase": store.erase,
     },
-    "Checks": {
-        "audit": checks.audit,
-        "consolidate": checks.consolidate,
-        "doctor": checks.doctor,
-    },
+    "Checks": {"audit": checks.audit, "consolidate": checks.consolidate, "doctor": checks.doctor},
     "Train": {
         "demo": train.demo,
         "train": train.train,
@@ -159,10 +177,7 @@ _COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
         "check-policy": checks.check_policy,
         "config": config.config,
     },
-    "Evaluate": {
-        "eval": evaluate.evaluate,
-        "compare": evaluate.compare,
-    },
+    "Evaluate": {"eval": evaluate.evaluate, "compare": evaluate.compare},
 }
 """Commands by the panel of `memalpha --help` that lists them."""
 _DATA_COMMANDS = {
@@ -173,22 +188,25 @@ _DATA_COMMANDS = {
     "ask": data.ask,
     "write": data.write,
 }
-_KEY_COMMANDS = {"add": serve.add_key, "list": serve.list_keys, "revoke": serve.revoke_key}
 
 
-def _register(group: typer.Typer, commands: Mapping[str, Callable[..., None]], panel: str | None = None) -> None:
+def _register(
+    group: typer.Typer, commands: Mapping[str, Callable[..., Result | None]], panel: str | None = None
+) -> None:
     for name, command in commands.items():
         takes_settings = group is app and "overrides" in inspect.signature(command).parameters
         text = inspect.cleandoc(command.__doc__ or "").partition("\n\nRaises:")[0]  # that is for readers of the code
         kind = _SettingsCommand if takes_settings else _Command
-        group.command(name, cls=kind, help=text, rich_help_panel=panel)(command)
+        returns_result = command.__annotations__["return"] != "None"
+        callback = _PrintsResult(command) if returns_result else command
+        group.command(name, cls=kind, help=text, rich_help_panel=panel)(callback)
 
 
 for _panel, _commands in _COMMANDS.items():
     _register(app, _commands, _panel)
 _register(data_app, _DATA_COMMANDS)
 _register(judge_app, {"check": evaluate.check_judge})
-_register(keys_app, _KEY_COMMANDS)
+_register(keys_app, {"add": serve.add_key, "list": serve.list_keys, "revoke": serve.revoke_key})
 
 
 def _app_for(words: Sequence[str]) -> typer.Typer:
@@ -225,10 +243,8 @@ def main() -> NoReturn:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still buffered would be tried again at exit
         _exit_with_message(f"the output cannot be written: {(error.strerror or str(error)).lower()}")
-    except EvaluationError as error:
-        _exit_with_message(str(error), 1)
     except MemalphaError as error:
-        _exit_with_message(str(error))
+        _exit_with_message(str(error), 1 if isinstance(error, EvaluationError) else 2)
     except ModuleNotFoundError as error:
         extra = _extra_of(error.name)
         if extra is None:

@@ -7,12 +7,13 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from memalpha.config import AgentConfig, ReaderConfig, TrustConfig, build_config, parse_overrides
 from memalpha.errors import ConfigError, DataError, StoreError
@@ -31,44 +32,40 @@ if TYPE_CHECKING:
     from memalpha.policy.base import Policy
     from memalpha.store.store import MemoryStore
 
+AsJson = Annotated[bool, Option("--json", help="Print one JSON value instead of text.")]
 Route = Literal["soft", "hard", "flat", "dense", "bm25"]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 StoreFile = Annotated[
-    str, typer.Argument(metavar="STORE", help="The store: a file, or postgresql://user:password@host/database.")
+    str, Argument(metavar="STORE", help="The store: a file, or postgresql://user:password@host/database.")
 ]
-Namespace = Annotated[str, typer.Option(help="Namespace in the store; namespaces never see each other.")]
-SchemaName = Annotated[
-    str | None, typer.Option(help="Categories of a new store: mem-alpha (default), life, or a YAML file.")
-]
+Namespace = Annotated[str, Option(help="Namespace in the store; namespaces never see each other.")]
+SchemaName = Annotated[str | None, Option(help="Categories of a new store: mem-alpha (default), life, or a YAML file.")]
 EmbedderName = Annotated[
     str | None,
-    typer.Option(
+    Option(
         help="Embedder of a new store: static (default), hash, minilm, openai:MODEL, http://HOST/v1#MODEL, or a "
         "model's name or folder. An existing store has its own; name that only if it is a model, which is not loaded "
         "otherwise."
     ),
 ]
 Where = Annotated[
-    str | None,
-    typer.Option(metavar="JSON", help='Filter entries: \'{"user": "ana", "importance": {"$gte": 0.5}}\'.'),
+    str | None, Option(metavar="JSON", help='Filter entries: \'{"user": "ana", "importance": {"$gte": 0.5}}\'.')
 ]
 AsOf = Annotated[
-    str | None,
-    typer.Option(help="Past state: a log position (digits; eight digits are a date), or an ISO date or time."),
+    str | None, Option(help="Past state: a log position (digits; eight digits are a date), or an ISO date or time.")
 ]
 Instructions = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="Your words on what to remember, shown to the writer.")
+    str | None, Option(metavar="TEXT", help="Your words on what to remember, shown to the writer.")
 ]
 WriterSettings = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="KEY=VALUE",
         help="A key of AgentConfig, as in a run's agent: prompt, max_new_tokens, thinking_tokens ...; or trust.KEY.",
     ),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Configuration overrides; dots for nested keys.")
+    list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Configuration overrides; dots for nested keys.")
 ]
 
 PROCESS_RANK = int(os.environ.get("RANK", "0"))
@@ -102,9 +99,13 @@ def open_store(
     store = MemoryStore.open(path, schema, embedder, opened, create=create, read_only=read_only)
     if reads and namespace is not None and namespace not in (names := store.namespaces()) and names:
         some = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        note = f"memalpha: nothing was written to namespace {namespace}, but to {some} (--namespace)"
-        print(visible(note), file=sys.stderr)
+        print_note(f"nothing was written to namespace {namespace}, but to {some} (--namespace)")
     return store
+
+
+def print_note(text: str) -> None:
+    """Print a line on stderr, with control characters made visible."""
+    print(f"memalpha: {visible(text)}", file=sys.stderr)
 
 
 def show_status(text: str) -> Status:
@@ -225,7 +226,7 @@ def resolve_position(text: str | None, memory: MemoryStore, option: str = "--as-
         raise StoreError(f"{option} {text[:MAX_POSITION_DIGITS]}...: no log has a position of {len(text)} digits")
     position, last = int(text), memory.snapshot()
     if position > last:
-        print(f"memalpha: {option} {position}: the log ends at {last}; using the current state", file=sys.stderr)
+        print_note(f"{option} {position}: the log ends at {last}; using the current state")
     return position
 
 
@@ -269,11 +270,8 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     if file.suffix == ".jsonl":
         tasks = load_jsonl(file)
         if len(tasks) > 1:
-            print(
-                f"memalpha: {file}: its {len(tasks)} conversations go into one namespace; --namespaces task gives each "
-                "its own",
-                file=sys.stderr,
-            )
+            number = f"{len(tasks)} conversations"
+            print_note(f"{file}: its {number} go into one namespace; --namespaces task gives each its own")
         return [chunk for task in tasks for chunk in task.chunks]
     pieces: list[str] = []
     for line in read_text(file).splitlines(keepends=True):
@@ -306,22 +304,47 @@ def to_json_value(value: Any) -> Any:
     return value
 
 
-def print_result(value: Any, as_json: bool, text: str) -> None:
-    """Print a command's result on stdout.
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Hold what a command prints on stdout when it has ended.
+
+    Attributes:
+        value: Dataclasses, mappings and sequences, printed as one JSON value with `--json`.
+        text: Printed otherwise, with control characters made visible; or a function that prints.
+        error: Raised afterwards.
+    """
+
+    value: Any
+    text: str | Callable[[], None]
+    error: Exception | None = None
+
+
+def failed_if(problems: object) -> typer.Exit | None:
+    """Return the end of a command that found problems (exit code 1); None without any."""
+    return typer.Exit(1) if problems else None
+
+
+def print_result(result: Result, as_json: bool) -> None:
+    """Print a command's result on stdout, and raise its error.
 
     Args:
-        value: Result as dataclasses, mappings and sequences.
-        as_json: Print `value` as one JSON value.
-        text: Printed otherwise, with control characters made visible.
+        result: Result of the command.
+        as_json: Print its value as one JSON value.
     """
+    text = result.text
     if as_json:
         from memalpha.store.io.jsonl import to_json
 
-        text = to_json(to_json_value(value), default=str)
+        text = to_json(to_json_value(result.value), default=str)
         with suppress(LookupError):  # an encoding without some character: JSON has escapes for all of them
             encoding = (sys.stdout and sys.stdout.encoding) or "utf-8"
             text = text.encode(encoding, "json-escape").decode(encoding)
-    typer.echo(visible(text))
+    if isinstance(text, str):
+        typer.echo(visible(text))
+    else:
+        text()
+    if result.error is not None:
+        raise result.error
 
 
 def _escape_for_json(error: UnicodeError) -> tuple[str, int]:

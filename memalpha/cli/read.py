@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from memalpha.arguments import counted
 from memalpha.cli.options import (
-    AsJson,
     EmbedderName,
     Instructions,
     Namespace,
+    Result,
     SchemaName,
     StoreFile,
     WriterSettings,
+    failed_if,
     load_policy,
     open_store,
     parse_store_writer,
     parse_trust,
-    print_result,
+    print_note,
     read_chunks,
     show_status,
     split_settings,
     to_json_value,
-    visible,
 )
 from memalpha.errors import ConfigError, PolicyError, PromptTooLong
 from memalpha.workers import LocalPool, Pool, RayPool
@@ -46,41 +45,35 @@ _MAX_LISTED = 20  # failed conversations that the summary lists
 
 def read(
     store: StoreFile,
-    file: Annotated[
-        Path,
-        typer.Argument(metavar="FILE", help="Text, chat messages (.json, .jsonl) or tasks; - is stdin."),
-    ],
-    policy: Annotated[str, typer.Option(help="The writer: add_all, smol, tiny, a run, an endpoint, a hub id.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="Text, chat messages (.json, .jsonl) or tasks; - is stdin.")],
+    policy: Annotated[str, Option(help="The writer: add_all, smol, tiny, a run, an endpoint, a hub id.")],
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     speaker: Annotated[
-        str | None, typer.Option(help="Who said or wrote the text (default: its labels and messages).")
+        str | None, Option(help="Who said or wrote the text (default: its labels and messages).")
     ] = None,
-    timestamp: Annotated[str | None, typer.Option(help="ISO date of the text, or of messages without one.")] = None,
-    chunk_size: Annotated[
-        int, typer.Option("--chunk", min=1, help="Maximum characters of a chunk.")
-    ] = DEFAULT_CHUNK_SIZE,
+    timestamp: Annotated[str | None, Option(help="ISO date of the text, or of messages without one.")] = None,
+    chunk_size: Annotated[int, Option("--chunk", min=1, help="Maximum characters of a chunk.")] = DEFAULT_CHUNK_SIZE,
     instructions: Instructions = None,
     settings: WriterSettings = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
     namespaces: Annotated[
         Literal["task"] | None,
-        typer.Option(help="task: each task of a task file is a conversation, in the namespace of its id."),
+        Option(help="task: each task of a task file is a conversation, in the namespace of its id."),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes that read conversations (with --namespaces; default: 1).")
+        int | None, Option(min=1, help="Processes that read conversations (with --namespaces; default: 1).")
     ] = None,
     shard: Annotated[
-        str | None, typer.Option(metavar="I/M", help="Read shard I of M, from 0/M to M-1/M (with --namespaces).")
+        str | None, Option(metavar="I/M", help="Read shard I of M, from 0/M to M-1/M (with --namespaces).")
     ] = None,
     on: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Workers on Ray: ray://HOST:PORT, or ray for this machine.")
+        str | None, Option(metavar="ADDRESS", help="Workers on Ray: ray://HOST:PORT, or ray for this machine.")
     ] = None,
     max_errors: Annotated[
-        int | None, typer.Option(min=1, help="Failed conversations after which reading stops (default: 100).")
+        int | None, Option(min=1, help="Failed conversations after which reading stops (default: 100).")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Write a text, chat messages or many conversations into STORE with a policy.
 
     The policy reads the text chunk by chunk, each in a fresh context. A missing STORE is created.
@@ -118,10 +111,8 @@ def read(
             store, file, policy, config=config, shard=part, pool=pool, progress=reporter, **options
         )
         seconds = round(time.monotonic() - reporter.start, 1)
-        print_result({**to_json_value(summary), "seconds": seconds}, as_json, _format_summary(summary, seconds))
-        if summary.failed:
-            raise typer.Exit(1)
-        return
+        value = {**to_json_value(summary), "seconds": seconds}
+        return Result(value, _format_summary(summary, seconds), failed_if(summary.failed))
     many_options = {"--workers": workers, "--shard": shard, "--on": on, "--max-errors": max_errors}
     _refuse({name: value is not None for name, value in many_options.items()}, "needs --namespaces task")
     # Check every input before a store is created.
@@ -144,13 +135,12 @@ def read(
                 problem = f"{file}: chunk {index + 1} of {len(chunks)}: {error.problem}: {remedy}{done}"
                 raise PolicyError(problem) from error
     if problems:
-        print(
-            f"memalpha: of {len(chunks)} replies {problems['no_call']} held no readable call, {problems['cut_off']} "
-            "were cut off (--set max_new_tokens=N gives them more room): what they would have kept is not in the store",
-            file=sys.stderr,
+        print_note(
+            f"of {len(chunks)} replies {problems['no_call']} held no readable call, {problems['cut_off']} "
+            "were cut off (--set max_new_tokens=N gives them more room): what they would have kept is not in the store"
         )
     lines = [f"{result.code:<18} {result.entry_id or '-':<26} {result.content or result.message}" for result in results]
-    print_result([to_json_value(result) for result in results], as_json, "\n".join(lines))
+    return Result(results, "\n".join(lines))
 
 
 def _refuse(are_set: Mapping[str, bool], problem: str) -> None:
@@ -182,13 +172,13 @@ class _ProgressReporter:
     def __call__(self, result: ConversationResult) -> None:
         self._counts[result.status] += 1
         if result.status == "failed":
-            print(f"memalpha: failed: {visible(result.error)}", file=sys.stderr)
+            print_note(f"failed: {result.error}")
         now = time.monotonic()
         if now - self._last >= _REPORT_SECONDS:
             self._last = now
             rate = self._counts["read"] / (now - self.start)
             counts = ", ".join(f"{count} {status}" for status, count in self._counts.items())
-            print(f"memalpha: {counts}; {rate:.1f} conversations/s", file=sys.stderr, flush=True)
+            print_note(f"{counts}; {rate:.1f} conversations/s")
 
 
 def _format_summary(summary: ReadingSummary, seconds: float) -> str:

@@ -6,20 +6,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from memalpha.cli.options import (
-    AsJson,
     EmbedderName,
     Instructions,
     Namespace,
+    Result,
     SchemaName,
     StoreFile,
     load_policy,
     parse_reader_settings,
     parse_store_writer,
     parse_trust,
-    print_result,
     split_settings,
     to_json_value,
     visible,
@@ -29,52 +28,47 @@ from memalpha.errors import ConfigError
 if TYPE_CHECKING:
     from memalpha.integrations.server.auth import Key, KeyFile
 
-StoreName = Annotated[str, typer.Argument(metavar="STORE", help="The store that the keys are for; it is not opened.")]
+StoreName = Annotated[str, Argument(metavar="STORE", help="The store that the keys are for; it is not opened.")]
 KeysFile = Annotated[
-    Path | None, typer.Option("--keys", metavar="FILE", help="File of the keys; by default STORE.keys beside the file.")
+    Path | None, Option("--keys", metavar="FILE", help="File of the keys; by default STORE.keys beside the file.")
 ]
 
 
 def serve(
     store: StoreFile,
-    policy: Annotated[
-        str | None, typer.Option(help="The writer: a run, a directory, a hub id, smol, tiny, add_all.")
-    ] = None,
-    mcp: Annotated[bool, typer.Option("--mcp", help="Serve MCP on stdin and stdout, or at /mcp with --http.")] = False,
+    policy: Annotated[str | None, Option(help="The writer: a run, a directory, a hub id, smol, tiny, add_all.")] = None,
+    mcp: Annotated[bool, Option("--mcp", help="Serve MCP on stdin and stdout, or at /mcp with --http.")] = False,
     http: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve HTTP, as on 127.0.0.1:8765 (port 0: any free one).")
+        str | None, Option(metavar="HOST:PORT", help="Serve HTTP, as on 127.0.0.1:8765 (port 0: any free one).")
     ] = None,
     token_file: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="File with the token that requests need (or set MEMALPHA_TOKEN)."),
+        Path | None, Option(metavar="FILE", help="File with the token that requests need (or set MEMALPHA_TOKEN).")
     ] = None,
     keys: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Keys of `memalpha keys`; by default STORE.keys, if there is one."),
+        Path | None, Option(metavar="FILE", help="Keys of `memalpha keys`; by default STORE.keys, if there is one.")
     ] = None,
     allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Host name that a proxy in front passes on; repeat for more."),
+        list[str] | None, Option(metavar="NAME", help="Host name that a proxy in front passes on; repeat for more.")
     ] = None,
     log_requests: Annotated[
-        bool, typer.Option("--log-requests", help="Write one JSON line for each HTTP request to stderr.")
+        bool, Option("--log-requests", help="Write one JSON line for each HTTP request to stderr.")
     ] = False,
     otel: Annotated[
-        bool, typer.Option("--otel", help="Send spans of requests, store and model by OpenTelemetry (see OTEL_*).")
+        bool, Option("--otel", help="Send spans of requests, store and model by OpenTelemetry (see OTEL_*).")
     ] = False,
     page_edits: Annotated[
-        bool, typer.Option("--page-edits", help="Let readers of the page edit and review, by the rights of their keys.")
+        bool, Option("--page-edits", help="Let readers of the page edit and review, by the rights of their keys.")
     ] = False,
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="Allow only search, list and ask; no policy needed.")
+        bool, Option("--read-only", help="Allow only search, list and ask; no policy needed.")
     ] = False,
     chunk_size: Annotated[
-        int, typer.Option("--chunk", min=1, help="Maximum characters that the writer reads at once.")
+        int, Option("--chunk", min=1, help="Maximum characters that the writer reads at once.")
     ] = 4000,
     instructions: Instructions = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="KEY=VALUE",
             help="A key of AgentConfig, as in a run's agent, reader.KEY of ReaderConfig or trust.KEY of TrustConfig.",
@@ -97,16 +91,7 @@ def serve(
         PolicyError: The writer cannot be loaded.
         StoreError: The store cannot be opened.
     """
-    from memalpha.integrations.server.run import (
-        check_hosts,
-        check_token_needed,
-        is_loopback,
-        parse_address,
-        quiet_stdout,
-        read_token,
-        serve_http,
-        serve_stdio,
-    )
+    from memalpha.integrations.server import run as server
     from memalpha.integrations.server.service import MemoryService
 
     if http is None and not mcp:
@@ -117,9 +102,9 @@ def serve(
             raise ConfigError(f"{name}: stdin and stdout have no requests over HTTP; add --http")
     address, hosts, key_file, token = None, frozenset(), None, None
     if http is not None:
-        address, hosts = parse_address(http), check_hosts(allow_host or ())
-        key_file, token = find_keys(store, keys), read_token(token_file)
-        check_token_needed(address[0], (token or key_file) is not None, hosts)
+        address, hosts = server.parse_address(http), server.check_hosts(allow_host or ())
+        key_file, token = find_keys(store, keys), server.read_token(token_file)
+        server.check_token_needed(address[0], (token or key_file) is not None, hosts)
     reader_pairs, other_pairs = split_settings(settings, "reader")
     trust_pairs, writer_pairs = split_settings(other_pairs, "trust")
     trust = parse_trust(trust_pairs)
@@ -133,7 +118,7 @@ def serve(
         raise ConfigError(f"--set {reader_pairs[0]}: a setting of the model that answers: name it with --policy")
     if policy is None and not read_only:
         raise ConfigError("policy: name the writer, --policy RUN or MODEL, or use --read-only")
-    with quiet_stdout():  # model libraries print while they load
+    with server.quiet_stdout():  # model libraries print while they load
         from memalpha.agent.agent import default_reader, prompted_config
         from memalpha.store.store import MemoryStore
 
@@ -148,7 +133,7 @@ def serve(
         memory, writer, chunk_size=chunk_size, read_only=read_only, config=config, reader=reader, trust=trust
     )
     if address is None:
-        serve_stdio(service)
+        server.serve_stdio(service)
     else:
         from memalpha.integrations.server.http import HttpApp
         from memalpha.integrations.server.mcp import mcp_server
@@ -159,31 +144,29 @@ def serve(
             token=token,
             keys=key_file,
             find_keys=partial(find_keys, store, None),
-            local=is_loopback(address[0]),
+            local=server.is_loopback(address[0]),
             hosts=hosts,
             log_requests=log_requests,
             mcp=mcp_server(service) if mcp else None,
             page=render_memory_page,
             page_edits=page_edits,
         )
-        serve_http(app, address, otel=otel, description=repr(memory))
+        server.serve_http(app, address, otel=otel, description=repr(memory))
 
 
 def add_key(
     store: StoreName,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Who uses the key, such as chat-app.")],
+    name: Annotated[str, Argument(metavar="NAME", help="Who uses the key, such as chat-app.")],
     right: Annotated[
-        list[str] | None,
-        typer.Option(help="read, write, read-with-model, review, erase or admin (all); repeat for more."),
+        list[str] | None, Option(help="read, write, read-with-model, review, erase or admin (all); repeat for more.")
     ] = None,
     namespace: Annotated[
-        list[str] | None, typer.Option(help="A namespace, or a prefix that ends in *; repeat for more.")
+        list[str] | None, Option(help="A namespace, or a prefix that ends in *; repeat for more.")
     ] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(help="Quota of requests.")] = None,
-    bytes_per_day: Annotated[int | None, typer.Option(help="Quota of the bodies of writing requests.")] = None,
+    requests_per_minute: Annotated[int | None, Option(help="Quota of requests.")] = None,
+    bytes_per_day: Annotated[int | None, Option(help="Quota of the bodies of writing requests.")] = None,
     keys: KeysFile = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Make an API key for `memalpha serve` and print its secret, which is shown only now.
 
     Example: memalpha keys add ana.db chat-app --right read --right read-with-model --namespace 'user-*'
@@ -195,10 +178,10 @@ def add_key(
     quotas = {"requests_per_minute": requests_per_minute, "bytes_per_day": bytes_per_day}
     key, secret = key_file.add(name, right or ("read",), namespace or ("default",), **quotas)
     text = f"{_format_key(key)}\nsecret, shown only now: {secret}"
-    print_result({**to_json_value(key), "secret": secret}, as_json, text)
+    return Result({**to_json_value(key), "secret": secret}, text)
 
 
-def list_keys(store: StoreName, keys: KeysFile = None, as_json: AsJson = False) -> None:
+def list_keys(store: StoreName, keys: KeysFile = None) -> Result:
     """List the API keys of STORE with rights, namespaces, quotas and last use.
 
     Example: memalpha keys list ana.db
@@ -207,15 +190,14 @@ def list_keys(store: StoreName, keys: KeysFile = None, as_json: AsJson = False) 
         ConfigError: There are no keys, or other users may read them.
     """
     rows = _open_keys(store, keys).list()
-    print_result([to_json_value(key) for key in rows], as_json, "\n".join(map(_format_key, rows)) or "no keys")
+    return Result(rows, "\n".join(map(_format_key, rows)) or "no keys")
 
 
 def revoke_key(
     store: StoreName,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name or id of an active key.")],
+    name: Annotated[str, Argument(metavar="NAME", help="Name or id of an active key.")],
     keys: KeysFile = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Revoke an API key. A running server refuses it from the next request on.
 
     Example: memalpha keys revoke ana.db chat-app
@@ -224,7 +206,7 @@ def revoke_key(
         ConfigError: No active key has the name or id.
     """
     key = _open_keys(store, keys).revoke(name)
-    print_result(to_json_value(key), as_json, _format_key(key))
+    return Result(key, _format_key(key))
 
 
 def find_keys(store: str, file: Path | None) -> KeyFile | None:

