@@ -29,33 +29,26 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "AsyncMemoryStore": "store.async_store",
-    "Boost": "store.search.ranking",
-    "Chunk": "types",
-    "EvalConfig": "config",
-    "MemalphaError": "errors",
-    "MemoryAgent": "agent.agent",
-    "MemoryEntry": "types",
-    "MemoryStore": "store.store",
-    "Operation": "types",
-    "Question": "types",
-    "Task": "types",
-    "TextTask": "types",
-    "TrainConfig": "config",
-    "audit": "store.checks.audit",
-    "evaluate": "qa.evaluate",
-    "evaluate_text": "rewards.evaluate",
-    "load_embedder": "store.embedding",
-    "load_policy": "policy.load",
-    "load_reward_model": "policy.load",
-    "load_tasks": "tasks.load",
-    "load_text_tasks": "tasks.text_tasks",
-    "to_dataset": "tasks.formats.jsonl",
-    "train": "train.api",
-    "train_on_preferences": "train.api",
-    "train_reward_model": "train.api",
+_NAMES = {
+    "agent.agent": "MemoryAgent",
+    "config": "EvalConfig TrainConfig",
+    "errors": "MemalphaError",
+    "policy.load": "load_policy load_reward_model",
+    "qa.evaluate": "evaluate",
+    "rewards.evaluate": "evaluate_text",
+    "store.async_store": "AsyncMemoryStore",
+    "store.checks.audit": "audit",
+    "store.embedding": "load_embedder",
+    "store.search.ranking": "Boost",
+    "store.store": "MemoryStore",
+    "tasks.formats.jsonl": "to_dataset",
+    "tasks.load": "load_tasks",
+    "tasks.text_tasks": "load_text_tasks",
+    "train.api": "train train_on_preferences train_reward_model",
+    "types": "Chunk MemoryEntry Operation Question Task TextTask",
 }
+"""Public names by the module that defines them."""
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 # The function and the package of the training side have one name. Python sets it to the package when that is first
 # imported, and never again: so that comes first.

@@ -22,8 +22,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import util
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing import Pipe, util
+from multiprocessing.context import SpawnProcess
 from queue import LifoQueue
 from typing import Any, TypeVar
 
@@ -65,10 +65,6 @@ class _Process(SpawnProcess):
                 main.update(saved)
 
 
-class _Context(SpawnContext):
-    Process = _Process
-
-
 class _Died(MemalphaError):
     """A process died.
 
@@ -102,7 +98,7 @@ class _Worker:
         with self._busy:
             process = self._process
             if not (ready := process is not None and process.is_alive()):
-                self._pipe, end = _Context().Pipe()
+                self._pipe, end = Pipe()
                 process = _Process(target=_serve, args=(end, self._start))
                 process.start()
                 end.close()  # the process has the only copy: its death ends the pipe
