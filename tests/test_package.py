@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -25,22 +26,14 @@ CORE_PACKAGES = 22  # memalpha and its dependencies; an increase needs a reason
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"  # a copy, because the build writes into its folder
-    _copy(ROOT, source)
+    shutil.copytree(ROOT / "memalpha", source / "memalpha", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+        shutil.copy(ROOT / name, source)
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)],
         check=True,
     )
     return next(folder.glob("*.whl"))
-
-
-def _copy(root: Path, target: Path) -> None:
-    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        (target / name).write_bytes((root / name).read_bytes())
-    for path in (root / "memalpha").rglob("*"):
-        if path.is_file() and "__pycache__" not in path.parts:
-            (target / path.relative_to(root)).parent.mkdir(parents=True, exist_ok=True)
-            (target / path.relative_to(root)).write_bytes(path.read_bytes())
 
 
 @pytest.mark.slow

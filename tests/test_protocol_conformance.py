@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -254,14 +255,8 @@ class _Connection:
             raise self.error
         return getattr(self.inner, name)(*args)
 
-    def execute(self, *args: Any) -> Any:
-        return self._count("execute", *args)
-
-    def executemany(self, *args: Any) -> Any:
-        return self._count("executemany", *args)
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
+        return partial(self._count, name) if name in ("execute", "executemany") else getattr(self.inner, name)
 
 
 @pytest.mark.sqlite
