@@ -10,24 +10,14 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from memalpha.arguments import check_path
 from memalpha.errors import DataError
 from memalpha.qa.report import Record, align_columns
-from memalpha.qa.scoring.stats import (
-    MIN_CLUSTERS,
-    RESAMPLES,
-    Estimate,
-    Paired,
-    ScoredAnswer,
-    compare_paired,
-    estimate,
-    mean_and_deviation,
-    with_mcnemar,
-)
+from memalpha.qa.scoring import stats
 from memalpha.text_files import parse_json, read_text
 
 Value = Literal["score", "correct"]
@@ -61,8 +51,8 @@ class ComparisonLine:
 
     system: str
     ability: str
-    mean: Estimate
-    against: Paired | None = None
+    mean: stats.Estimate
+    against: stats.Paired | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +117,8 @@ def load_run(path: Path) -> dict[str, tuple[tuple[Record, ...], Path]]:
         DataError: There are no records.
     """
     check_path("run", path, error=DataError)
-    if path.is_file():
-        paths = [path]
-    else:
-        folder = path / "eval" if (path / "eval").is_dir() else path
-        paths = sorted(folder.glob("*.jsonl"))
+    folder = path / "eval" if (path / "eval").is_dir() else path
+    paths = [path] if path.is_file() else sorted(folder.glob("*.jsonl"))
     files = {file.stem: (tuple(records), file) for file in paths if (records := load_records(file))}
     if not files:
         raise DataError(f"{path}: no records (eval/*.jsonl): not the directory of an evaluation, or one that failed")
@@ -177,11 +164,8 @@ def load_systems(runs: Sequence[str]) -> list[ComparedSystem]:
         for name in names:
             seed_files = tuple(seed[name] if len(names) > 1 else next(iter(seed.values())) for seed in seeds)
             label = f"{run}:{name}" if len(names) > 1 and len(runs) > 1 else name if len(names) > 1 else run
-            systems.append(
-                ComparedSystem(
-                    label, tuple(records for records, _ in seed_files), _load_setup(file for _, file in seed_files)
-                )
-            )
+            records, files = zip(*seed_files, strict=True)
+            systems.append(ComparedSystem(label, records, _load_setup(files)))
     if len({system.name for system in systems}) < len(systems):
         raise DataError("a run is named twice")
     return systems
@@ -194,7 +178,7 @@ def compare(
     common: bool = False,
     value: Value = "score",
     seed: int = 0,
-    resamples: int = RESAMPLES,
+    resamples: int = stats.RESAMPLES,
 ) -> Comparison:
     """Compare every system with the baseline on the questions that all of them answered.
 
@@ -215,36 +199,32 @@ def compare(
     first = baseline or names[0]
     if first not in names:
         raise DataError(f"baseline {first!r} is none of {', '.join(names)}")
-    answered: dict[str, dict[QuestionKey, list[Record]]] = {}
-    for system in systems:
-        by_key = answered[system.name] = {}
-        for record in (record for records in system.runs for record in records):
-            by_key.setdefault(_question_key(record), []).append(record)
+    answered = {
+        system.name: stats.group_values((_question_key(record), record) for run in system.runs for record in run)
+        for system in systems
+    }
     keys = _shared_questions(answered, common)
     shared = set(keys)
-    correct = {name: _mean_values(answered[name], keys, "correct") for name in names}
-    rows = correct if value == "correct" else {name: _mean_values(answered[name], keys, value) for name in names}
+    correct, rows = ({name: _mean_values(answered[name], keys, by) for name in names} for by in ("correct", value))
     single = all(len(records) == 1 for by_key in answered.values() for records in by_key.values())
     abilities = sorted({row.group for row in rows[first]})
     seeds = {}
     for system in (system for system in systems if len(system.runs) > 1):
-        runs = [[_value_of(r, value) for r in records if _question_key(r) in shared] for records in system.runs]
+        runs = [[float(getattr(r, value)) for r in records if _question_key(r) in shared] for records in system.runs]
         means = [sum(values) / len(values) for values in runs if values]
-        mean, deviation = mean_and_deviation(means)
+        mean, deviation = stats.mean_and_deviation(means)
         seeds[system.name] = {"values": means, "mean": mean, "sd": deviation}
-    lines = []
+    lines, bootstrap = [], {"seed": seed, "resamples": resamples}
     for name in [first, *(name for name in names if name != first)]:
         for ability in (ALL_ABILITIES, "macro", *abilities):
             indices = [n for n, row in enumerate(rows[name]) if ability in (ALL_ABILITIES, "macro", row.group)]
             answers = [rows[name][n] for n in indices]
-            line = ComparisonLine(
-                name, ability, estimate(answers, macro=ability == "macro", seed=seed, resamples=resamples)
-            )
+            average, against = stats.estimate(answers, macro=ability == "macro", **bootstrap), None
             if name != first and ability != "macro":
-                against = compare_paired([rows[first][n] for n in indices], answers, seed=seed, resamples=resamples)
+                against = stats.compare_paired([rows[first][n] for n in indices], answers, **bootstrap)
                 pair = [[correct[system][n].value for n in indices] for system in (first, name)]
-                line = replace(line, against=with_mcnemar(against, *pair) if single else against)
-            lines.append(line)
+                against = stats.with_mcnemar(against, *pair) if single else against
+            lines.append(ComparisonLine(name, ability, average, against))
     return Comparison(
         value=value,
         baseline=first,
@@ -285,17 +265,13 @@ def _shared_questions(answered: Mapping[str, Mapping[QuestionKey, Any]], common:
     return shared
 
 
-def _value_of(record: Record, value: Value) -> float:
-    return float(record.correct) if value == "correct" else float(record.score)
-
-
 def _mean_values(
     answered: Mapping[QuestionKey, Sequence[Record]], keys: Iterable[QuestionKey], value: Value
-) -> list[ScoredAnswer]:
+) -> list[stats.ScoredAnswer]:
     rows = []
     for key in keys:
-        values = [_value_of(record, value) for record in answered[key]]
-        rows.append(ScoredAnswer(key[0], answered[key][0].ability, sum(values) / len(values)))
+        values = [float(getattr(record, value)) for record in answered[key]]
+        rows.append(stats.ScoredAnswer(key[0], answered[key][0].ability, sum(values) / len(values)))
     return rows
 
 
@@ -359,8 +335,8 @@ def _notes(comparison: Comparison) -> list[str]:
         f"{comparison.baseline}.",
         comparison.method + ".",
     ]
-    if comparison.conversations < MIN_CLUSTERS:
-        notes.append(f"No intervals and no p below {MIN_CLUSTERS} conversations, which say too little.")
+    if comparison.conversations < stats.MIN_CLUSTERS:
+        notes.append(f"No intervals and no p below {stats.MIN_CLUSTERS} conversations, which say too little.")
     for key, values in comparison.differ.items():
         listed = "; ".join(f"{name}: {value}" for name, value in values.items())
         notes.append(f"NOT EVALUATED ALIKE, {key}: {listed}.")

@@ -47,6 +47,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from memalpha.qa.passages import Passage, Retrieval, WrittenMemory
+from memalpha.qa.scoring.stats import group_values
 from memalpha.store.search.lexical import term_counts
 from memalpha.store.values import contains, is_same, key_value, normalize, tokens
 from memalpha.tasks.formats.messages import READ_ROLES
@@ -121,10 +122,9 @@ def trace(task: Task, retrieval: Retrieval) -> Trace:
     pieces = support.pieces_in(_IndexedPassages((*retrieval.passages, Passage(retrieval.core))))
     retrieved = all(pieces)
     if not retrieved and not support.is_findable():
-        written_before = (
-            False if retrieval.history is not None and not any(passage.text for passage in retrieval.history) else None
-        )
-        return Trace(support.rule, written=written_before, live=written_before, retrieved=False)
+        is_blank = retrieval.history is not None and not any(passage.text for passage in retrieval.history)
+        was_written = False if is_blank else None
+        return Trace(support.rule, written=was_written, live=was_written, retrieved=False)
     # The memory holds text of the core that the budget cut from view.
     core = _IndexedPassages((Passage(retrieval.full_core or retrieval.core),))
     # What was retrieved is live, and what is live was written; None is unknown.
@@ -164,12 +164,10 @@ def evidence_recall(retrieval: Retrieval) -> float | None:
     It is None without evidence, and if no passage names its turns. Turns that the budget cut from a passage do not
     count.
     """
-    evidence = set(retrieval.question.evidence)
-    if not evidence or (
-        retrieval.passages and not any(passage.turns or passage.cut_turns for passage in retrieval.passages)
-    ):
+    evidence, passages = set(retrieval.question.evidence), retrieval.passages
+    if not evidence or (passages and not any(passage.turns or passage.cut_turns for passage in passages)):
         return None
-    return len(evidence & {turn for passage in retrieval.passages for turn in passage.turns}) / len(evidence)
+    return len(evidence & {turn for passage in passages for turn in passage.turns}) / len(evidence)
 
 
 # -------------------------------------------------------------------------------------------------------- many records
@@ -185,19 +183,14 @@ def with_error_classes(
         records: Records of their questions.
         style: Style of the feedback; see `feedback`.
     """
-    rollouts = {
-        (group.task.id, rollout.rollout): (
-            rollout,
-            WrittenMemory(rollout),
-            {question.id: question for question in group.task.questions},
-        )
-        for group in groups
-        for rollout in group.trajectories
-    }
+    memories, questions = {}, {}
+    for group in groups:
+        memories |= {(group.task.id, rollout.rollout): WrittenMemory(rollout) for rollout in group.trajectories}
+        questions |= {(group.task.id, question.id): question for question in group.task.questions}
     results = []
     for record in records:
-        rollout, memory, questions = rollouts[record.task, record.rollout]
-        question = questions[record.question_id]
+        memory, question = memories[record.task, record.rollout], questions[record.task, record.question_id]
+        rollout = memory.trajectory
         chunk = rollout.task.asked_after(question)
         state, (entries, history) = rollout.states[chunk], memory.after(chunk)
         passages = tuple(memory.passage(state.entries[id]) for id in record.retrieved if id in state.entries)
@@ -216,14 +209,8 @@ def classified(task: Task, retrieval: Retrieval, record: Record, style: Style = 
         style: Style of the feedback; see `feedback`.
     """
     support = trace(task, retrieval)
-    record = replace(
-        record,
-        written=support.written,
-        live=support.live,
-        support_retrieved=support.retrieved,
-        rule=support.rule,
-        error_class=_class_of(record, retrieval.question, support),
-    )
+    record = replace(record, written=support.written, live=support.live, support_retrieved=support.retrieved)
+    record = replace(record, rule=support.rule, error_class=_class_of(record, retrieval.question, support))
     return replace(record, feedback=feedback(task, retrieval, record, style))
 
 
@@ -271,10 +258,8 @@ class Waterfall:
         if error_counts[NOT_FOUND] or any(r.error_class == PARTLY_RETRIEVED and r.live is None for r in records):
             shares["written"] = shares["kept"] = None
         counts = {name: error_counts[name] for name in ERROR_CLASSES if error_counts[name]}
-        ceiling, ceiling_n, answered = ceiling_accuracy(records)
-        return cls(
-            ability, n, **shares, error_counts=counts, ceiling=ceiling, ceiling_n=ceiling_n, ceiling_answered=answered
-        )
+        shares |= zip(("ceiling", "ceiling_n", "ceiling_answered"), ceiling_accuracy(records), strict=True)
+        return cls(ability, n, **shares, error_counts=counts)
 
     def as_json(self) -> dict[str, Any]:
         """Return the waterfall as plain values; the key of `error_counts` is "losses"."""
@@ -286,9 +271,7 @@ def waterfall(records: Iterable[Record]) -> list[Waterfall]:
 
     Every wrong record needs its class (`classified`); the list is empty if one has none.
     """
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(record.ability, []).append(record)
+    groups = group_values((record.ability, record) for record in records)
     all_records = [record for group in groups.values() for record in group]
     if any(not record.correct and record.error_class is None for record in all_records):
         return []
@@ -329,17 +312,15 @@ def feedback(task: Task, retrieval: Retrieval, record: Record, style: Style) -> 
     if record.error_class is None:
         return ""
     question, support = retrieval.question, AnswerSupport(task, retrieval)
+    expected = " or ".join(question.answers) or ("unknown" if style == "compact" else "that it is not known")
+    said = _join_texts(list(support.texts.values())[:QUOTES]) if support.texts else ""
     if style == "compact":
-        expected = " or ".join(question.answers) or "unknown"
         lines = [f"ask: {question.question}", f"answer: {record.answer}", f"right: {expected}"]
-        if support.texts:
-            lines.append(f"said: {_join_texts(list(support.texts.values())[:QUOTES])}")
+        lines += [f"said: {said}"] if said else []
         return "\n".join(" ".join(line.split()) for line in lines)
-    expected = " or ".join(question.answers) or "that it is not known"
     lines = [f"Question: {question.question}", f"Answered: {record.answer or '(nothing)'}", f"Right: {expected}"]
     lines.append(f"Retrieved: {_join_texts([passage.text for passage in retrieval.passages[:QUOTES]])}")
-    if support.texts:
-        lines.append(f"Said: {_join_texts(list(support.texts.values())[:QUOTES])}")
+    lines += [f"Said: {said}"] if said else []
     if support.facts:
         lines.append(f"To be noted: {_join_texts(list(dict.fromkeys(fact for fact, _ in support.facts)))}")
     lines.append(f"Lost: {ERROR_CLASSES[record.error_class]}.")
@@ -412,11 +393,8 @@ def _sources(key: _Identity[Task]) -> _Sources:
     """Collect turn texts and gold facts of a task; cached, because its questions come one after the other."""
     task = key.value
     texts = {turn.id: turn.text for chunk in task.chunks for turn in chunk.turns if turn.id is not None}
-    facts: dict[str, list[str]] = {}
     gold = [(operation.turn, operation.content) for operation in task.gold_operations if operation.content]
-    for turn, content in gold:
-        if turn is not None:
-            facts.setdefault(turn, []).append(content)
+    facts = group_values((turn, content) for turn, content in gold if turn is not None)
     terms = {
         chunk.index: {
             turn.id: TurnTerms(_terms(turn.text), _terms(turn.speaker)) for turn in chunk.turns if turn.id is not None
@@ -441,39 +419,27 @@ class _IndexedPassages:
     @cached_property
     def by_turn(self) -> Mapping[str, list[Passage]]:
         """Passages by the turns that they name."""
-        by_turn: dict[str, list[Passage]] = {}
-        for passage in self._passages:
-            for turn in passage.turns:
-                by_turn.setdefault(turn, []).append(passage)
-        return by_turn
+        return group_values((turn, passage) for passage in self._passages for turn in passage.turns)
 
     @cached_property
     def by_chunk(self) -> Mapping[int | None, list[Passage]]:
         """Passages that name no turns by chunk; that of the core text is None."""
-        by_chunk: dict[int | None, list[Passage]] = {}
-        for passage in self._passages:
-            if not (passage.turns or passage.cut_turns):
-                by_chunk.setdefault(passage.chunk, []).append(passage)
-        return by_chunk
+        return group_values((p.chunk, p) for p in self._passages if not (p.turns or p.cut_turns))
 
     @cached_property
-    def by_slot(self) -> Mapping[str, set[str]]:
+    def by_slot(self) -> Mapping[str, list[str]]:
         """Normalized `key: value` lines by their normalized keys."""
-        by_slot: dict[str, set[str]] = {}
-        for line in (line for passage in self._passages for line in passage.text.split("\n")):
-            if pair := key_value(line):
-                by_slot.setdefault(normalize(pair[0]), set()).add(normalize(line))
-        return by_slot
+        lines = (line for passage in self._passages for line in passage.text.split("\n"))
+        return group_values((normalize(pair[0]), normalize(line)) for line in lines if (pair := key_value(line)))
 
     @cached_property
     def by_word(self) -> Mapping[str, list[Passage]]:
         """Passages by their normalized words, as a whole and line by line."""
-        by_word: dict[str, list[Passage]] = {}
-        for passage in self._passages:
-            texts = {passage.text, *passage.text.split("\n")}
-            for word in {word for text in texts for word in tokens(text)}:
-                by_word.setdefault(word, []).append(passage)
-        return by_word
+        return group_values(
+            (word, passage)
+            for passage in self._passages
+            for word in {word for text in {passage.text, *passage.text.split("\n")} for word in tokens(text)}
+        )
 
     def holding(self, text: str) -> Sequence[Passage]:
         """Return the passages with the rarest word of a text: no other can contain it, in whole or in a line.
@@ -550,10 +516,9 @@ class AnswerSupport:
 
     def __init__(self, task: Task, retrieval: Retrieval) -> None:
         question, sources = retrieval.question, _sources(_Identity(task))
-        self.entries, self.history = (
-            None if passages is None else _indexed(_Identity(passages))
-            for passages in (retrieval.entries, retrieval.history)
-        )
+        self.question, self.sources = question, sources
+        indexed = [p if p is None else _indexed(_Identity(p)) for p in (retrieval.entries, retrieval.history)]
+        self.entries, self.history = indexed
         self.answers = tuple(answer for answer in question.answers if not is_unspecific(answer))
         # An accepted answer that has another one in it: the other is all that is needed.
         self.shortest_answers = tuple(
@@ -561,19 +526,13 @@ class AnswerSupport:
             for answer in self.answers
             if not any(normalize(other) != normalize(answer) and contains(answer, other) for other in self.answers)
         )
-        self.question = question
-        self.rendered, self.chunks, self.turn_terms = sources.rendered, sources.chunks, sources.terms
         self.texts = {turn: sources.texts[turn] for turn in question.evidence if turn in sources.texts}
         self.facts: list[tuple[str, str | None]] = []  # (content, turn)
         for turn in question.evidence:
             facts = sources.facts.get(turn, [])
             answering = [c for c in facts if any(contains(c, answer) for answer in question.answers)]
             self.facts += [(content, turn) for content in answering or facts]
-        self.values = sources.values
-        self.names = sources.names
-        self._ties = sources.ties
-        groups = [group for group in (self.entries, self.history) if group is not None]
-        groups.append(_IndexedPassages(retrieval.passages))
+        groups = [*filter(None, indexed), _IndexedPassages(retrieval.passages)]
         self.rule: Rule = "answers"
         if self.facts:
             self.rule = "facts"
@@ -593,7 +552,7 @@ class AnswerSupport:
 
     def is_findable(self) -> bool:
         """Return True if the rule can find the support; `answers` needs an answer in the conversation's words."""
-        return self.rule != "answers" or self._hold_answer([self.rendered])
+        return self.rule != "answers" or self._hold_answer([self.sources.rendered])
 
     def is_written_wrong(self, *groups: _IndexedPassages) -> bool:
         """Return True if something else was written instead of the missing support.
@@ -608,7 +567,8 @@ class AnswerSupport:
                 slot = normalize(pair[0]) if (pair := key_value(content)) else None
                 for group in groups:
                     texts = [normalize(p.text) for p in group.by_turn.get(turn, ())] if turn is not None else []
-                    if not self.values.issuperset([*texts, *(group.by_slot.get(slot, ()) if slot is not None else ())]):
+                    lines = group.by_slot.get(slot, ()) if slot is not None else ()
+                    if not self.sources.values.issuperset([*texts, *lines]):
                         return True
             return False
         missing = [turn for turn in self.texts if not self._is_covered(groups, turn)]
@@ -651,7 +611,7 @@ class AnswerSupport:
     def _of_chunk(self, groups: Sequence[_IndexedPassages], turn: str) -> Iterator[Passage]:
         """Yield the passages that name no turns, of the turn's chunk or (the core text) of none."""
         for group in groups:
-            for chunk in dict.fromkeys((self.chunks.get(turn), None)):
+            for chunk in dict.fromkeys((self.sources.chunks.get(turn), None)):
                 yield from group.by_chunk.get(chunk, ())
 
     def _from_turn(self, groups: Sequence[_IndexedPassages], turn: str) -> list[Passage]:
@@ -665,13 +625,14 @@ class AnswerSupport:
 
     def _sources_of(self, passage: Passage, turn: str) -> Mapping[str, frozenset[str]]:
         """Return the sentences of an entry that names no turns, of the turn's chunk or (the core text) of none."""
-        is_of_chunk = not (passage.turns or passage.cut_turns) and passage.chunk in (None, self.chunks.get(turn))
+        names_turns = passage.turns or passage.cut_turns
+        is_of_chunk = not names_turns and passage.chunk in (None, self.sources.chunks.get(turn))
         if not is_of_chunk or (passage.chunk is None and self.rule != "chunks"):
             return {}
-        key = self.chunks[turn], passage.text
-        if key not in self._ties:
-            self._ties[key] = source_sentences(passage.text, self.turn_terms[self.chunks[turn]])
-        return self._ties[key]
+        key, ties = (self.sources.chunks[turn], passage.text), self.sources.ties
+        if key not in ties:
+            ties[key] = source_sentences(passage.text, self.sources.terms[key[0]])
+        return ties[key]
 
     def _quotes_turn(self, passage: Passage, turn: str) -> bool:
         if (passage.turns and turn not in passage.turns) or self._is_of_another(passage.text, turn):
@@ -682,7 +643,8 @@ class AnswerSupport:
         """Return True if an entry is about another speaker than the turn, the question and the turn's speaker."""
         if turn not in self.texts or _MAY_BE_OF_OTHERS.search(self.texts[turn]):
             return False
-        words, named = self.turn_terms[self.chunks[turn]][turn], _terms(text) & self.names
+        words = self.sources.terms[self.sources.chunks[turn]][turn]
+        named = _terms(text) & self.sources.names
         return bool(named) and named.isdisjoint(words.speaker | words.said | _terms(self.question.question))
 
     def _is_covered(self, groups: Sequence[_IndexedPassages], turn: str) -> bool:

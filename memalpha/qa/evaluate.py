@@ -36,31 +36,19 @@ from memalpha.agent.reader import (
 from memalpha.arguments import check_flag, check_function, check_items, check_type
 from memalpha.config import EVAL_K, AgentConfig, RewardConfig
 from memalpha.environments.engine import RolloutEngine
-from memalpha.environments.memory_writing import fit_tasks
+from memalpha.environments.memory_writing import fit_tasks, memory_engine
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.policy.base import BilledPolicy, Policy, is_endpoint, with_prompt_style
 from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall, with_error_classes
 from memalpha.qa.memory_reward import MemoryReward, conversation_tokens
 from memalpha.qa.passages import Passage, Retrieval, as_passage, passage_tokens, passages_as_hits
 from memalpha.qa.reader import load_reader, reader_metrics, with_check
-from memalpha.qa.report import CHANGED, Record, Report, estimate_tokens, summarize
+from memalpha.qa.report import CHANGED, Record, Report, estimate_tokens, scored_answers, summarize
+from memalpha.qa.scoring import metrics
 from memalpha.qa.scoring.judge import ContentVerdicts, Judge, UnjudgedAnswer, judge_records, judge_step
-from memalpha.qa.scoring.metrics import (
-    CORRECT_FROM,
-    JUDGED,
-    best_score,
-    cited_scores,
-    evidence_notes,
-    is_correct,
-    is_refusal,
-    load_metric,
-    official_scores,
-    score_answer,
-    score_question,
-)
 from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, longmemeval, session_scores
-from memalpha.qa.scoring.stats import ScoredAnswer, estimate, macro, mean
-from memalpha.qa.systems import EvaluatedSystem, Oracle, Retrievals, SystemSettings, UsesPolicy, Writer, as_system
+from memalpha.qa.scoring.stats import estimate, group_values, macro, mean
+from memalpha.qa.systems import EvaluatedSystem, Oracle, Retrievals, SystemSettings, UsesPolicy, as_system
 from memalpha.store.embedding import Embedder, check_embedder, load_embedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.state import MemoryState
@@ -77,6 +65,7 @@ EXTRA_METRICS = ("exact", "f1", "contains")
 T = TypeVar("T")
 ScoredGroups = tuple[list[TrajectoryGroup[AnyTask]], list[Record]]
 """Groups with rewards, and the records of all their questions in the same order."""
+TaskRetrieval = tuple[Task, Retrieval]
 
 
 class Processes(Protocol):
@@ -152,10 +141,8 @@ class MemoryScorer(RolloutScorer[Task]):
             replace(rollout, reward=rewards.reward(rollout, own, contents.get(id(rollout)), models.get(id(rollout))))
             for rollout, own in zip(trajectories, records, strict=True)
         )
-        scored_groups = [
-            TrajectoryGroup(group.task, tuple(islice(scored, len(group.trajectories)))) for group in groups
-        ]
-        return scored_groups, [record for own in records for record in own]
+        rewarded = [TrajectoryGroup(group.task, tuple(islice(scored, len(group.trajectories)))) for group in groups]
+        return rewarded, [record for own in records for record in own]
 
     def group_records(self, groups: Sequence[TrajectoryGroup], records: Sequence[Record]) -> list[list[list[Record]]]:
         return _group_records(groups, records)
@@ -216,9 +203,8 @@ class Evaluator(Generic[AnyTask]):
             progress: Called with (done, all) turns of this process.
         """
         shard = tasks if self.world is None else self.world.shard(tasks)[1]
-        groups, records = self.scorer.score(
-            self.engine.roll_out(fit_tasks(self.engine.policy, shard), seed=seed, progress=progress)
-        )
+        shard = fit_tasks(self.engine.policy, shard)
+        groups, records = self.scorer.score(self.engine.roll_out(shard, seed=seed, progress=progress))
         if self.world is not None:
             groups, records = self.world.gather(groups), self.world.gather(records)
         return self.scorer.report(name, groups, records)
@@ -285,8 +271,8 @@ def evaluate(
     embedder = embedder or load_embedder(config.embedder)
     rewards = MemoryReward(reward or RewardConfig(), count_tokens)
     scorer = MemoryScorer(with_check(reader, check_reader), rewards, embedder)
-    writer = Writer(name or policy.name, policy, schema)
-    return Evaluator(writer.engine(config, embedder), scorer).evaluate(writer.name, tasks, progress=progress)
+    engine = memory_engine(policy, config, embedder, schema)
+    return Evaluator(engine, scorer).evaluate(name or policy.name, tasks, progress=progress)
 
 
 # ---------------------------------------------------------------------------------------------------- many systems
@@ -393,15 +379,15 @@ def _set_metrics(tasks: Sequence[Task], metric: str | None, default: str, judged
         questions = []
         for question in task.questions:
             name = str(metric or question.meta.get("metric", default))
-            if name in JUDGED and not judged:
+            if name in metrics.JUDGED and not judged:
                 raise ConfigError(f"metric {name} needs a judge: name it in judge.judges, or set metric=contains")
             place = f"task {task.id!r}, question {question.id!r}"
-            if name not in JUDGED:
-                load_metric(name, "metric" if metric else f"{place}: meta.metric")
+            if name not in metrics.JUDGED:
+                metrics.load_metric(name, "metric" if metric else f"{place}: meta.metric")
             questions.append(question.model_copy(update={"meta": {**question.meta, "metric": name}}))
             if name == "choice":  # before anything is written or answered
                 try:
-                    score_question(questions[-1], Answer(""))
+                    metrics.score_question(questions[-1], Answer(""))
                 except DataError as error:
                     raise DataError(f"{place}: {error}") from error
         results.append(task.model_copy(update={"questions": tuple(questions)}))
@@ -424,7 +410,9 @@ def evidence_accuracy(
     """
     asked = []
     for task in tasks:
-        questions = [q for q in task.questions if q.answers and q.evidence and q.meta.get("metric") not in JUDGED]
+        questions = [
+            q for q in task.questions if q.answers and q.evidence and q.meta.get("metric") not in metrics.JUDGED
+        ]
         asked.append(task.model_copy(update={"questions": tuple(questions)}))
     settings = SystemSettings(budget=EVIDENCE_BUDGET, k=1, embedder=embedder)
     scorer = _SystemScorer(_set_metrics(asked, None, metric, judged=False), reader, settings, None)
@@ -489,9 +477,7 @@ class _SystemScorer:
     def _pairs(self, retrievals: Retrievals) -> list[tuple[Task, Retrieval]]:
         return [(task, item) for task, items in zip(self.tasks, retrievals.by_task, strict=True) for item in items]
 
-    def _score(
-        self, name: str, questions: Sequence[tuple[Task, Retrieval]]
-    ) -> tuple[list[Record], list[UnjudgedAnswer]]:
+    def _score(self, name: str, questions: Sequence[TaskRetrieval]) -> tuple[list[Record], list[UnjudgedAnswer]]:
         """Return a classified record for every question, and the answers without a readable verdict."""
         # For a system that never names turns, an empty retrieval (before its first entry, say) is no recall of 0.
         passages = [passage for _, item in questions for passage in item.passages]
@@ -506,13 +492,14 @@ class _SystemScorer:
 
     def _record(self, name: str, task: Task, item: Retrieval, answer: Answer, names_turns: bool) -> Record:
         question = item.question
-        score = score_question(question, answer) or 0.0  # None: a judge has yet to say
+        score = metrics.score_question(question, answer) or 0.0  # None: a judge has yet to say
         recall = evidence_recall(item) if names_turns else None
         scores = {question.meta["metric"]: score}
-        scores |= {other: best_score(other, answer.text, question.answers) for other in EXTRA_METRICS}
-        scores |= official_scores(question, answer)
+        scores |= {other: metrics.best_score(other, answer.text, question.answers) for other in EXTRA_METRICS}
+        scores |= metrics.official_scores(question, answer)
         if answer.cited is not None:
-            scores |= cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, item.passages))
+            notes = metrics.evidence_notes(task, question, answer.notes, item.passages)
+            scores |= metrics.cited_scores(answer.cited, score, notes)
         if recall is not None:
             evidence = set(question.evidence)
             for k in KS:
@@ -521,16 +508,9 @@ class _SystemScorer:
         if question.answers:  # LongMemEval's retrieval leaves abstention out
             turns = (turn for passage in item.passages for turn in passage.turns)
             scores |= session_scores(turns, question.meta.get("answer_session_ids", ()))
+        correct, ceiling = metrics.is_correct(question, score), self.ceiling.get((task.id, question.id))
         return build_record(
-            task,
-            item,
-            answer,
-            score,
-            is_correct(question, score),
-            system=name,
-            evidence_recall=recall,
-            scores=scores,
-            ceiling=self.ceiling.get((task.id, question.id)),
+            task, item, answer, score, correct, system=name, evidence_recall=recall, scores=scores, ceiling=ceiling
         )
 
 
@@ -550,27 +530,21 @@ def _system_metrics(records: Sequence[Record]) -> dict[str, Any]:
         figures[f"evidence_recall@{k}"] = mean([record.scores[f"evidence_recall@{k}"] for record in with_recall])
     if {record.ability for record in records} <= set(LONGMEMEVAL_TYPES):
         table = longmemeval((record.question_id, record.ability, record.correct) for record in records)
-        scores_by_record = [record.scores for record in records if record.evidence_recall is not None and record.gold]
-        names = dict.fromkeys(
-            name for scores in scores_by_record for name in scores if name.startswith(("recall_", "ndcg_"))
-        )
-        means = {name: [scores[name] for scores in scores_by_record if name in scores] for name in names}
-        figures["longmemeval"] = {**table, "retrieval": {name: mean(values) for name, values in means.items()}}
-    figures["accuracy_interval"] = _interval(records)
-    figures["macro"] = macro(_scored_answers(records))
-    figures["waterfall"] = [fall.as_json() for fall in waterfall(records)]
-    figures["losses"] = dict(sorted(Counter(record.error_class for record in records if record.error_class).items()))
-    figures["rules"] = dict(sorted(Counter(record.rule for record in records if record.rule).items()))
-    return figures
-
-
-def _scored_answers(records: Sequence[Record]) -> list[ScoredAnswer]:
-    return [ScoredAnswer(record.task, record.ability, float(record.correct)) for record in records]
+        items = (item for record in with_recall for item in record.scores.items())
+        values = group_values(item for item in items if item[0].startswith(("recall_", "ndcg_")))
+        figures["longmemeval"] = {**table, "retrieval": {name: mean(scores) for name, scores in values.items()}}
+    return figures | {
+        "accuracy_interval": _interval(records),
+        "macro": macro(scored_answers(records, "correct")),
+        "waterfall": [fall.as_json() for fall in waterfall(records)],
+        "losses": dict(sorted(Counter(record.error_class for record in records if record.error_class).items())),
+        "rules": dict(sorted(Counter(record.rule for record in records if record.rule).items())),
+    }
 
 
 def _interval(records: Sequence[Record]) -> tuple[float, float] | None:
     """Return the interval of the accuracy over conversations; None below `MIN_CLUSTERS` conversations."""
-    return estimate(_scored_answers(records)).interval
+    return estimate(scored_answers(records, "correct")).interval
 
 
 EVIDENCE_BUDGET = 4096
@@ -658,26 +632,25 @@ def _score(task: Task, item: Retrieval, answer: Answer, metric: str) -> tuple[fl
     """Return the score, True if it counts as right, and its components if the metric has some."""
     question = item.question
     if metric not in ("question", "cited"):
-        score = score_answer(metric, answer, question.answers)
-        return score, score >= CORRECT_FROM[metric], {}
-    score = score_question(question, answer)
+        score = metrics.score_answer(metric, answer, question.answers)
+        return score, score >= metrics.CORRECT_FROM[metric], {}
+    score = metrics.score_question(question, answer)
     if score is None:
         raise DataError(f"question {question.id!r}: its metric needs a judge: set reward.metric=judge")
-    correct = is_correct(question, score)
+    correct = metrics.is_correct(question, score)
     if metric == "question":
         return score, correct, {}
     if answer.cited is None:
         raise ConfigError("reward.metric: cited scores replies that name their evidence: set reader.cite=true")
-    parts = cited_scores(answer.cited, score, evidence_notes(task, question, answer.notes, item.passages))
+    notes = metrics.evidence_notes(task, question, answer.notes, item.passages)
+    parts = metrics.cited_scores(answer.cited, score, notes)
     return parts["cited"], correct, parts
 
 
 # ------------------------------------------------------------------------------------------------------------- asking
 
 
-def ask_retrievals(
-    questions: Sequence[tuple[Task, Retrieval]], reader: Reader
-) -> Iterator[tuple[Task, Retrieval, Answer]]:
+def ask_retrievals(questions: Sequence[TaskRetrieval], reader: Reader) -> Iterator[tuple[Task, Retrieval, Answer]]:
     """Yield the reader's answer to each question, in batches of at most `MAX_BATCH_PASSAGES` passages.
 
     As reader entries, passages take a hundred times the memory. Where the reader searched by itself or saw the whole
@@ -692,10 +665,11 @@ def ask_retrievals(
     yield from _ask_batch(questions[first:], reader)
 
 
-def _ask_batch(questions: Sequence[tuple[Task, Retrieval]], reader: Reader) -> Iterator[tuple[Task, Retrieval, Answer]]:
+def _ask_batch(questions: Sequence[TaskRetrieval], reader: Reader) -> Iterator[tuple[Task, Retrieval, Answer]]:
     entries: dict[int, MemoryEntry] = {}
     live: dict[int, Callable[[], list[MemoryEntry]]] = {}
     further: list[list[tuple[Passage, ...]]] = [[] for _ in questions]
+    as_passages: dict[int, Passage] = {}  # by the identity of an entry, which an answer holds
 
     def list_entries(passages: Sequence[Passage]) -> list[MemoryEntry]:
         return [hit.entry for hit in passages_as_hits(passages, entries)]
@@ -705,7 +679,6 @@ def _ask_batch(questions: Sequence[tuple[Task, Retrieval]], reader: Reader) -> I
         found.append(item.search(query))
         return passages_as_hits(found[-1], entries)
 
-    as_passages: dict[int, Passage] = {}  # by the identity of an entry, which an answer holds
     asked: list[Item] = []
     for (_, item), found in zip(questions, further, strict=True):
         question, memory = item.question, item.memory
@@ -772,7 +745,7 @@ def build_record(
         tokens=item.tokens,
         stale=not is_lasting and any(contains(answer.text, str(old)) for old in question.meta.get("stale", ())),
         conflict=answer.conflict,
-        abstained=is_refusal(answer, question.answers),
+        abstained=metrics.is_refusal(answer, question.answers),
         truncated=answer.truncated,
         searches=tuple({"query": item.query, "retrieved": list(item.retrieved)} for item in answer.searches),
         left_out=answer.left_out,

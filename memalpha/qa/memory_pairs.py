@@ -20,7 +20,6 @@ frequent, and no policy is needed.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -28,6 +27,7 @@ from pathlib import Path
 from random import Random
 
 from memalpha.errors import DataError
+from memalpha.qa.scoring.stats import group_values
 from memalpha.store.state import MemoryState
 from memalpha.types import Task
 
@@ -72,9 +72,7 @@ def conversation_messages(task: Task) -> tuple[dict[str, str], ...]:
 
 def memory_text(facts: Iterable[Fact], core: str = "") -> str:
     """Return a memory as text: the core memory, then entries by category; "memory" alone if empty."""
-    grouped: dict[str, list[str]] = defaultdict(list)
-    for category, content in facts:
-        grouped[category].append(" ".join(content.split()))
+    grouped = group_values((category, " ".join(content.split())) for category, content in facts)
     lines = ["memory", *([f"core: {' '.join(core.split())}"] if core else [])]
     for category in sorted(grouped):
         lines += [category, *(f"- {content}" for content in grouped[category])]
@@ -99,12 +97,13 @@ def memory_pairs(tasks: Sequence[Task], each: int, *, seed: int = 0) -> list[Mem
     Raises:
         DataError: A task has no gold operations, or none that could be remembered wrongly.
     """
-    by_slot: dict[Fact, dict[str, None]] = defaultdict(dict)
-    for task in tasks:
-        for operation in task.gold_operations:
-            if operation.kind in ("insert", "update") and operation.category and operation.content:
-                by_slot[_slot((operation.category, operation.content))][operation.content] = None
-    values = {slot: list(contents) for slot, contents in by_slot.items()}
+    facts = dict.fromkeys(
+        (operation.category, operation.content)
+        for task in tasks
+        for operation in task.gold_operations
+        if operation.kind in ("insert", "update") and operation.category and operation.content
+    )
+    values = group_values(dict.fromkeys((_slot(fact), fact[1]) for fact in facts))
     pairs = []
     for task in tasks:
         if not task.gold_operations:
@@ -197,9 +196,7 @@ def _stale(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> 
         for old in conversation.old_versions.get(fact, []):
             if old not in facts:
                 options += [[*facts[:index], old, *facts[index + 1 :]], [*facts[:index], old, *facts[index:]]]
-    options += [
-        _insert_at_random(facts, retracted, rng) for retracted in conversation.retracted if retracted not in facts
-    ]
+    options += [_insert_at_random(facts, old, rng) for old in conversation.retracted if old not in facts]
     return rng.choice(options) if options else None
 
 
@@ -210,10 +207,8 @@ def _wrong(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> 
     rng.shuffle(true_facts)
     for index in true_facts:
         category, content = facts[index]
-        candidates = [
-            candidate for candidate in conversation.values[_slot((category, content))] if candidate not in own_contents
-        ]
-        if candidates:
+        values = conversation.values[_slot((category, content))]
+        if candidates := [value for value in values if value not in own_contents]:
             return [*facts[:index], (category, rng.choice(candidates)), *facts[index + 1 :]]
     return None
 
@@ -233,11 +228,9 @@ def _duplicate(facts: list[Fact], conversation: _ConversationFacts, rng: Random)
 def _chitchat(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
     contents = {content for _, content in facts}
     options = [line for line in conversation.small_talk if line not in contents]
-    return (
-        _insert_at_random(facts, (rng.choice(conversation.categories), rng.choice(options)), rng)
-        if options and conversation.categories
-        else None
-    )
+    if not (options and conversation.categories):
+        return None
+    return _insert_at_random(facts, (rng.choice(conversation.categories), rng.choice(options)), rng)
 
 
 def _category(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:

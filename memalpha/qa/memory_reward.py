@@ -44,6 +44,7 @@ from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.load import load_reward_model
 from memalpha.qa.memory_pairs import conversation_messages, state_text
 from memalpha.qa.scoring.judge import load_judge
+from memalpha.qa.scoring.stats import group_values, mean
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.lexical import words
 from memalpha.store.state import MemoryState
@@ -138,17 +139,14 @@ class MemoryReward:
         """
         task, turns, published = trajectory.task, trajectory.turns, self.config.preset == "published"
         if trajectory.before:  # each turn has a memory, and questions, of its own
-            scores: list[list[float]] = [[] for _ in task.chunks]
-            for question, record in zip(task.questions, records, strict=True):
-                scores[task.asked_after(question)].append(record.score)
-            r1 = [sum(values) / len(values) if values else 0.0 for values in scores]
+            pairs = zip(map(task.asked_after, task.questions), records, strict=True)
+            scores = group_values((chunk, record.score) for chunk, record in pairs)
+            r1 = [mean(scores.get(chunk.index, [])) or 0.0 for chunk in task.chunks]
             read_by_then = accumulate(_count(self.count_tokens, chunk.render()) for chunk in task.chunks)
-            r3 = [
-                self._compression(size, state)
-                for size, state in zip(read_by_then, trajectory.states[: len(turns)], strict=False)
-            ]
+            sizes_and_states = zip(read_by_then, trajectory.states[: len(turns)], strict=False)
+            r3 = [self._compression(size, state) for size, state in sizes_and_states]
         else:
-            r1 = [sum(record.score for record in records) / len(records) if records else 0.0] * len(turns)
+            r1 = [mean([record.score for record in records]) or 0.0] * len(turns)
             read_tokens = conversation_tokens(task, self.count_tokens)
             r3 = [self._compression(read_tokens, state) for state in trajectory.states[-1:] or (None,)] * len(turns)
         r2 = [_call_share(turn, published) for turn in turns]
@@ -166,12 +164,8 @@ class MemoryReward:
             r4 = [judge(turn, gold, task, trajectory.states[index]) for index, turn in enumerate(turns)]
         else:
             is_judged = False
-        weights = {
-            "r1": self.config.accuracy,
-            "r2": self.config.calls,
-            "r3": self.config.beta,
-            "r4": self.config.gamma if is_judged else 0.0,
-        }
+        weights = {"r1": self.config.accuracy, "r2": self.config.calls, "r3": self.config.beta}
+        weights["r4"] = self.config.gamma if is_judged else 0.0
         components = {"r1": tuple(r1), "r2": tuple(r2), "r3": tuple(r3), "r4": tuple(r4)}
         shared = set[str]() if trajectory.before else {"r1", "r3"}
         if self.config.model is not None:
@@ -190,10 +184,9 @@ class MemoryReward:
                 )
             components[part.name] = (float(value),) * len(turns)
             shared.add(part.name)
-        totals = tuple(
-            sum(weights[name] * values[turn] for name, values in components.items()) for turn in range(len(turns))
-        )
-        return Reward(totals, components, weights, sum(totals) / len(totals) if totals else 0.0, frozenset(shared))
+        named = components.items()
+        totals = tuple(sum(weights[name] * values[turn] for name, values in named) for turn in range(len(turns)))
+        return Reward(totals, components, weights, mean(totals) or 0.0, frozenset(shared))
 
     def notes(self, tasks: Sequence[Task], scope: str = "tasks") -> list[str]:
         """Return notes for the run's log: the number of tasks without gold operations, where r4 is off.
@@ -228,10 +221,8 @@ def _call_share(turn: Turn, published: bool) -> float:
 def _valid_share(turn: Turn, gold: GoldFacts, task: Task, state: MemoryState) -> float:
     live = Counter(comparable_fact(entry.category, entry.content) for entry in state.entries.values())
     verdicts = [_is_valid(result, gold, turn.chunk, live) for result in turn.results]
-    verdicts = [verdict for verdict in verdicts if verdict is not None]
-    if not verdicts:
-        return float(not task.gold_at(turn.chunk))
-    return sum(verdicts) / len(verdicts)
+    share = mean([verdict for verdict in verdicts if verdict is not None])
+    return float(not task.gold_at(turn.chunk)) if share is None else share
 
 
 def _judged_share(turn: Turn, content: ContentVerdicts, published: bool) -> float:
@@ -241,10 +232,8 @@ def _judged_share(turn: Turn, content: ContentVerdicts, published: bool) -> floa
         return sum(value for value in content.writes if value is not None) / len(calls) if calls else 0.0
     pairs = zip(turn.results, content.writes, strict=True)
     verdicts = [0.0 if result.code == "duplicate" else value for result, value in pairs]
-    verdicts = [value for value in verdicts if value is not None]
-    if not verdicts:
-        return content.nothing or 0.0
-    return sum(verdicts) / len(verdicts)
+    share = mean([value for value in verdicts if value is not None])
+    return content.nothing or 0.0 if share is None else share
 
 
 def _copied_share(turn: Turn, chunk: str) -> float:
@@ -313,12 +302,9 @@ def _words_of_lines(lines: Iterable[str]) -> list[frozenset[str]]:
 
 
 def _published_valid_share(turn: Turn, gold: GoldFacts, task: Task, state: MemoryState) -> float:
-    calls = _published_calls(turn)
-    valid_count = sum(
-        result.code in ("inserted", "updated") and gold.holds(result.category, result.content, turn.chunk)
-        for result in calls
-    )
-    return valid_count / len(calls) if calls else 0.0
+    writes = [result for result in turn.results if result.code in ("inserted", "updated")]
+    valid_count = sum(gold.holds(result.category, result.content, turn.chunk) for result in writes)
+    return valid_count / len(calls) if (calls := _published_calls(turn)) else 0.0
 
 
 def _published_calls(turn: Turn) -> list[ToolResult]:
@@ -473,9 +459,7 @@ def count_changes_by_id(trajectory: Trajectory) -> Counter[str]:
             continue
         before = trajectory.before[chunk] if trajectory.before else trajectory.states[chunk - 1]
         after = trajectory.states[chunk].entries
-        ids: dict[_Fact, list[str]] = {}
-        for entry in before.entries.values():
-            ids.setdefault(comparable_fact(entry.category, entry.content), []).append(entry.id)
+        ids = group_values((comparable_fact(old.category, old.content), old.id) for old in before.entries.values())
         for operation in changes:
             if not (stored := ids.get(comparable_fact(operation.category, operation.replaces))):
                 continue

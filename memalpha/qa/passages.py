@@ -108,7 +108,7 @@ class WrittenMemory:
     """
 
     def __init__(self, trajectory: Trajectory) -> None:
-        self._trajectory = trajectory
+        self.trajectory = trajectory
         self._passages: dict[int, Passage] = {}  # by the identity of an entry, which the trajectory holds
         self._parts: dict[int, tuple[tuple[Passage, ...], tuple[Passage, ...]]] = {}
         self._written = [
@@ -130,7 +130,7 @@ class WrittenMemory:
     def after(self, chunk: int) -> tuple[tuple[Passage, ...], tuple[Passage, ...]]:
         """Return the entries after a chunk, in the order of `MemoryState.list`, and all that was written by then."""
         if chunk not in self._parts:
-            entries = tuple(map(self.passage, self._trajectory.states[chunk].list()))
+            entries = tuple(map(self.passage, self.trajectory.states[chunk].list()))
             self._parts[chunk] = entries, (*entries, *(passage for at, passage in self._written if at <= chunk))
         return self._parts[chunk]
 
@@ -150,20 +150,14 @@ def turn_passages(chunk: Chunk) -> list[Passage]:
     """
     if chunk.text is not None:
         lines = [line.strip() for line in chunk.text.splitlines() if line.strip()]
-        return [
-            Passage(line, f"{chunk.index}.{index}", "episodic", chunk.timestamp) for index, line in enumerate(lines)
-        ]
-    return [
-        Passage(
-            turn.text if turn.speaker in UNNAMED_SPEAKERS else f"{turn.speaker}: {turn.text}",
-            turn.id or f"{chunk.index}.{at}",
-            "episodic",
-            chunk.timestamp,
-            () if turn.id is None else (turn.id,),
-        )
-        for at, turn in enumerate(chunk.turns)
-        if turn.text.strip()
-    ]
+        return [Passage(line, f"{chunk.index}.{at}", "episodic", chunk.timestamp) for at, line in enumerate(lines)]
+    passages = []
+    for index, turn in enumerate(chunk.turns):
+        if turn.text.strip():
+            text = turn.text if turn.speaker in UNNAMED_SPEAKERS else f"{turn.speaker}: {turn.text}"
+            id, turns = turn.id or f"{chunk.index}.{index}", () if turn.id is None else (turn.id,)
+            passages.append(Passage(text, id, "episodic", chunk.timestamp, turns))
+    return passages
 
 
 def window_passages(chunk: Chunk, tokens: int = WINDOW_TOKENS) -> list[Passage]:
@@ -183,16 +177,12 @@ def window_passages(chunk: Chunk, tokens: int = WINDOW_TOKENS) -> list[Passage]:
             windows[-1].append(piece)
         else:
             windows.append([piece])
-    return [
-        Passage(
-            "\n".join(part.text for part in window),
-            f"{chunk.index}.{index}",
-            "episodic",
-            chunk.timestamp,
-            tuple(dict.fromkeys(turn for part in window for turn in part.turns)),
-        )
-        for index, window in enumerate(windows)
-    ]
+    passages = []
+    for index, window in enumerate(windows):
+        text = "\n".join(part.text for part in window)
+        turns = tuple(dict.fromkeys(turn for part in window for turn in part.turns))
+        passages.append(Passage(text, f"{chunk.index}.{index}", "episodic", chunk.timestamp, turns))
+    return passages
 
 
 def fact_passages(task: Task) -> Callable[[Chunk], Sequence[Passage]]:

@@ -12,17 +12,18 @@ import json
 import math
 import os
 import platform
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from memalpha.config import EvalConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import format_bill
 from memalpha.qa.memory_reward import conversation_tokens, count_changes_by_id, memory_tokens
 from memalpha.qa.scoring.judge import UnjudgedAnswer
+from memalpha.qa.scoring.stats import ScoredAnswer, group_values, mean
 from memalpha.store.memory import html_table
 from memalpha.tasks.catalog import get_data_set, locate
 from memalpha.tasks.formats.files import compute_sha256
@@ -126,6 +127,11 @@ def estimate_tokens(text: str) -> int:
     return -(-len(text) // 4)
 
 
+def scored_answers(records: Iterable[Record], value: Literal["score", "correct"]) -> list[ScoredAnswer]:
+    """Return the scores of records, or 1 for each correct one and 0 for the others, for statistics."""
+    return [ScoredAnswer(record.task, record.ability, float(getattr(record, value))) for record in records]
+
+
 def mean_and_error(clusters: Iterable[Sequence[float]]) -> tuple[float | None, float | None]:
     """Return the mean over all values and its standard error over clusters.
 
@@ -145,18 +151,14 @@ def mean_and_error(clusters: Iterable[Sequence[float]]) -> tuple[float | None, f
 
 def accuracy_of(records: Iterable[Record]) -> dict[str, float | None]:
     """Return `accuracy`, the share of right answers, and `se`, its standard error over tasks."""
-    by_task: dict[str, list[float]] = defaultdict(list)
-    for record in records:
-        by_task[record.task].append(float(record.correct))
+    by_task = group_values((record.task, float(record.correct)) for record in records)
     accuracy, error = mean_and_error(by_task.values())
     return {"accuracy": accuracy, "se": error}
 
 
 def accuracy_by_ability(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
     """Return `accuracy`, `n` and `se` of each ability, in order of their names."""
-    by_ability: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        by_ability[record.ability].append(record)
+    by_ability = group_values((record.ability, record) for record in records)
     figures = ((ability, accuracy_of(group), len(group)) for ability, group in sorted(by_ability.items()))
     return {ability: {"accuracy": of["accuracy"], "n": n, "se": of["se"]} for ability, of, n in figures}
 
@@ -192,26 +194,22 @@ def summarize(
     rewards = [trajectory.reward.total for trajectory in trajectories if trajectory.reward is not None]
     return {
         **accuracy_of(records),
-        "score": _mean([record.score for record in records]),
+        "score": mean([record.score for record in records]),
         "answerable_accuracy": accuracy_of(record for record in records if record.gold)["accuracy"],
         "update_accuracy": accuracy_of(record for record in records if record.kind == "updated")["accuracy"],
         "retract_accuracy": accuracy_of(record for record in records if record.kind == "retracted")["accuracy"],
-        "stale_rate": _mean([record.stale for record in changed]),
-        "reward": _mean(rewards),
-        "valid_calls": _mean([result.ok for result in results]),
+        "stale_rate": mean([record.stale for record in changed]),
+        "reward": mean(rewards),
+        "valid_calls": mean([result.ok for result in results]),
         "duplicates": _ratio(codes["duplicate"], len(results)),
         "update_share": _ratio(codes["updated"], len(results)),
         "delete_share": _ratio(codes["deleted"], len(results)),
         "update_hit": _ratio(by_id["update hit"], by_id["update"]),
         "delete_hit": _ratio(by_id["delete hit"], by_id["delete"]),
-        "memory_tokens": _mean([memory_tokens(rollout.states[-1], count_tokens) for rollout in trajectories]),
-        "conversation_tokens": _mean([conversation_tokens(rollout.task, count_tokens) for rollout in trajectories]),
+        "memory_tokens": mean([memory_tokens(rollout.states[-1], count_tokens) for rollout in trajectories]),
+        "conversation_tokens": mean([conversation_tokens(rollout.task, count_tokens) for rollout in trajectories]),
         "by_ability": accuracy_by_ability(records),
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return _ratio(sum(values), len(values))
 
 
 def _ratio(total: float, count: int) -> float | None:
@@ -414,13 +412,10 @@ def _common_setup(reports: Sequence[Report]) -> str:
     summary = reports[0].summary
     ceiling = ""
     if summary["ceiling"] is not None:
-        ceiling_accuracy, ceiling_n = summary["ceiling"], summary["ceiling_n"]
-        share = f"{ceiling_accuracy:.3f} of the {ceiling_n:,} questions"
+        share = f"{summary['ceiling']:.3f} of the {summary['ceiling_n']:,} questions"
         ceiling = f"; shown the raw evidence it is right in {share} that name some"
     reader, metric, budget, k = (summary.get(name) for name in ("reader", "metric", "budget", "k"))
-    rules: dict[str, list[str]] = {}
-    for report in reports:
-        rules.setdefault(report.summary["conflicts"], []).append(report.name)
+    rules = group_values((report.summary["conflicts"], report.name) for report in reports)
     listed = [f"{rule} ({', '.join(names)})" if len(rules) > 1 else rule for rule, names in rules.items()]
     rule = "" if list(rules) == ["keep"] else f"; conflicts: {'; '.join(listed)}"
     shown = "" if k is None else f", the best {k} passages of a search"
@@ -500,8 +495,7 @@ def format_bills(reports: Sequence[Report]) -> list[str]:
             if "paid" in bill:
                 total = totals.setdefault(name, dict.fromkeys(_BILLED, 0.0))
                 for key in _BILLED:
-                    count = bill.get(key, 0)  # summaries from before `refused` was counted lack it
-                    total[key] += math.nan if count is None else count
+                    total[key] += math.nan if bill[key] is None else bill[key]
     return [format_bill(name, total) for name, total in totals.items()]
 
 
@@ -555,8 +549,9 @@ def check_folder(folder: Path, systems: Sequence[str], source: Mapping[str, Any]
     Raises:
         ConfigError: The folder holds other systems that were evaluated otherwise, or its summary cannot be read.
     """
+    path = folder / f"{SUMMARY}.json"
     try:
-        previous = json.loads((folder / f"{SUMMARY}.json").read_text(encoding="utf-8"))
+        previous = json.loads(path.read_text(encoding="utf-8"))
         other_systems = sorted({file.stem for file in folder.glob("*.jsonl")} - {file_stem(name) for name in systems})
         differing = [] if previous["tasks_sha256"] == source["tasks_sha256"] else ["tasks"]
         before, now = previous["config"], json.loads(json.dumps(source["config"]))
@@ -564,9 +559,7 @@ def check_folder(folder: Path, systems: Sequence[str], source: Mapping[str, Any]
     except FileNotFoundError:
         return
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(
-            f"out: {folder / f'{SUMMARY}.json'} is not of an evaluation ({error}): name another"
-        ) from error
+        raise ConfigError(f"out: {path} is not of an evaluation ({error}): name another") from error
     if other_systems and differing:
         raise ConfigError(
             f"out: {folder} holds {', '.join(other_systems)} with other {' and '.join(differing)}: name another "

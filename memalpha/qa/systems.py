@@ -36,7 +36,6 @@ from memalpha.arguments import brief_repr
 from memalpha.config import AgentConfig
 from memalpha.config.common import import_object
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
-from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import fit_tasks, memory_engine
 from memalpha.errors import ConfigError, EvaluationError, InvalidContent, MemalphaError, did_you_mean
 from memalpha.policy.base import NAMED_POLICIES, RULE_POLICIES, Policy, with_prompt_style
@@ -58,10 +57,10 @@ from memalpha.qa.passages import (
     window_passages,
 )
 from memalpha.qa.report import estimate_tokens
+from memalpha.qa.scoring.stats import group_values
 from memalpha.store.embedding import Embedder
 from memalpha.store.fields import MAX_CONTENT
 from memalpha.store.memory import WorkingMemory
-from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.types import Chunk, Hit, Question, Task, TrajectoryGroup
 
@@ -114,10 +113,7 @@ class UsesPolicy(Protocol):
 
 def questions_by_chunk(task: Task) -> dict[int, list[Question]]:
     """Return the questions of a task by the index of the chunk after which they are asked."""
-    by_chunk: dict[int, list[Question]] = {}
-    for question in task.questions:
-        by_chunk.setdefault(task.asked_after(question), []).append(question)
-    return by_chunk
+    return group_values((task.asked_after(question), question) for question in task.questions)
 
 
 # ----------------------------------------------------------------------------------------------------------- baselines
@@ -232,6 +228,7 @@ class RecentSystem(EmptySystem):
 BUILT_IN = ("empty", "append-only", "rag", "rag:chunks", "full", "window", "oracle", "facts")
 
 Progress = Callable[[int, int], None]
+_Show = Callable[[System, str], tuple[Passage, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,18 +316,18 @@ class Streamed:
             by_question: dict[str, Retrieval] = {}
             seen: dict[tuple[str | None, str], Passage] = {}
             budget, asked = None if self.exempt else settings.budget, questions_by_chunk(task)
-            show = partial(self._show, budget=budget, turn_texts=turn_texts_of(task))
+            show = partial(self._show, budget=budget, texts=turn_texts_of(task))
             for chunk in task.chunks:
                 with self._name_errors(task, chunk):
                     system.read(chunk)
                     if isinstance(system, Inspectable) and not isinstance(system, Historical):
                         seen.update(((entry.id, entry.text), entry) for entry in system.entries())
-                    if questions := asked.get(chunk.index):
+                    if questions := asked.get(chunk.index, []):
                         entries = tuple(system.entries()) if isinstance(system, Inspectable) else None
                         history = None if entries is None else tuple(seen.values())
                         history = tuple(system.history()) if isinstance(system, Historical) else history
                         search, size = self._make_search(system, task, chunk, show, settings), system.size()
-                    for question in questions or ():
+                    for question in questions:
                         passages = show(system, question.question)
                         by_question[question.id] = Retrieval(
                             question, passages, passage_tokens(passages), size, "", entries, history, search=search
@@ -365,9 +362,7 @@ class Streamed:
             ]
             raise EvaluationError(f"{where}: {type(error).__name__}: {error}{''.join(lines[-1:])}") from error
 
-    def _show(
-        self, system: System, query: str, *, budget: int | None, turn_texts: Mapping[str, str]
-    ) -> tuple[Passage, ...]:
+    def _show(self, system: System, query: str, *, budget: int | None, texts: Mapping[str, str]) -> tuple[Passage, ...]:
         context = system.context(query)
         if isinstance(context, str) or not isinstance(context, Iterable):
             raise ConfigError(f"system {self.name}: context() gives a list, not {type(context).__name__}")
@@ -376,15 +371,10 @@ class Streamed:
             if not isinstance(passage, Passage):
                 kind = type(passage).__name__
                 raise ConfigError(f"system {self.name}: context() gives passages or texts, not {kind}")
-        return cut_to_budget(passages, budget, turn_texts=turn_texts)[1]
+        return cut_to_budget(passages, budget, turn_texts=texts)[1]
 
     def _make_search(
-        self,
-        system: System,
-        task: Task,
-        chunk: Chunk,
-        show: Callable[[System, str], tuple[Passage, ...]],
-        settings: SystemSettings,
+        self, system: System, task: Task, chunk: Chunk, show: _Show, settings: SystemSettings
     ) -> Callable[[str], tuple[Passage, ...]] | None:
         """Return a search of the system as it is after `chunk`; one that reads on is made anew up to there."""
         if not settings.is_searchable:
@@ -413,16 +403,10 @@ class Writer:
     Attributes:
         name: Name in reports.
         policy: The policy.
-        schema: Categories of its memories; None: those of the settings.
     """
 
     name: str
     policy: Policy
-    schema: MemorySchema | None = None
-
-    def engine(self, agent: AgentConfig, embedder: Embedder) -> RolloutEngine[Task]:
-        """Return the engine that writes the memories."""
-        return memory_engine(self.policy, agent, embedder, self.schema)
 
     def retrieve(self, tasks: Sequence[Task], settings: SystemSettings, progress: Progress | None = None) -> Retrievals:
         """Write one memory a task and return the passages for every question.
@@ -436,7 +420,8 @@ class Writer:
             PolicyError: The policy did not answer.
         """
         agent = with_prompt_style(settings.agent, self.policy)
-        groups = self.engine(agent, settings.embedder).roll_out(fit_tasks(self.policy, tasks), progress=progress)
+        engine = memory_engine(self.policy, agent, settings.embedder)
+        groups = engine.roll_out(fit_tasks(self.policy, tasks), progress=progress)
         sizes = [memory_tokens(group.trajectories[0].states[-1], estimate_tokens) for group in groups]
         by_task = [
             [replace(item, question=question) for item, question in zip(items, task.questions, strict=True)]
@@ -458,20 +443,13 @@ class Writer:
             def find(query: str, memory: WorkingMemory = memory, show: Callable[..., Any] = show) -> Any:
                 return show(memory.search(query, settings.k))[1]
 
+            search = find if settings.is_searchable else None
             hits_by_question = memory.search_many([question.question for question in questions], settings.k)
             for question, hits in zip(questions, hits_by_question, strict=True):
                 core, passages = show(hits)
-                by_question[question.id] = Retrieval(
-                    question,
-                    passages,
-                    passage_tokens(passages) + estimate_tokens(core),
-                    size,
-                    core,
-                    entries,
-                    history,
-                    state.core,
-                    find if settings.is_searchable else None,
-                )
+                tokens = passage_tokens(passages) + estimate_tokens(core)
+                seen = Retrieval(question, passages, tokens, size, core, entries, history, state.core, search)
+                by_question[question.id] = seen
         return [by_question[question.id] for question in task.questions]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,8 @@ MIN_CLUSTERS = 10
 """With fewer conversations an interval is too narrow to be shown."""
 _BLOCK = 1_000  # resamples at once
 _NORMAL = NormalDist()
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class ScoredAnswer(NamedTuple):
@@ -78,6 +80,14 @@ class Paired:
     mcnemar: float | None = None
 
 
+def group_values(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Collect the values of each key; both stay in the order in which they appear."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
+
+
 def mean(values: Sequence[float]) -> float | None:
     """Return the mean of some values; None without any."""
     return sum(values) / len(values) if values else None
@@ -101,9 +111,7 @@ def macro(rows: Iterable[ScoredAnswer]) -> float:
     Raises:
         DataError: There are no answers.
     """
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        groups.setdefault(row.group, []).append(row.value)
+    groups = group_values((row.group, row.value) for row in rows)
     if not groups:
         raise DataError("no answers to average")
     return math.fsum(math.fsum(values) / len(values) for values in groups.values()) / len(groups)
