@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -178,12 +179,8 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
         "judge": None if run_config.reward.judge is None else run_config.reward.judge.model_dump(),
         "device": run_config.compute.device,
         "dtype": run_config.compute.dtype,
-        "compute": {name: getattr(run_config.compute, name) for name in LoadingConfig.model_fields},
-        "sampling": {
-            name: getattr(run_config.sampling, name)
-            for name in EvalSamplingConfig.model_fields
-            if name in type(run_config.sampling).model_fields
-        },
+        "compute": run_config.compute.model_dump(include=set(LoadingConfig.model_fields)),
+        "sampling": run_config.sampling.model_dump(include=set(EvalSamplingConfig.model_fields)),
     }
     if run_config.evaluation.data is not None:
         fields["data"] = run_config.evaluation.data
@@ -313,13 +310,8 @@ def load_config_tasks(config: EvalConfig) -> list[Task]:
             options["world"] = config.world
         if config.benchmark == "babi":
             options["streams_of"] = config.babi
-        tasks = [
-            task
-            for seed in config.seeds
-            for task in load_tasks(
-                config.benchmark, config.limit, data=config.data, variant=config.variant, seed=seed, **options
-            )
-        ]
+        load = partial(load_tasks, config.benchmark, config.limit, data=config.data, variant=config.variant, **options)
+        tasks = [task for seed in config.seeds for task in load(seed=seed)]
     return tasks if config.chunk_tokens is None else [rechunk(task, config.chunk_tokens) for task in tasks]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -215,12 +215,7 @@ class Asker:
 
 
 def load_conversations(
-    data: str,
-    out: Path,
-    *,
-    options: Mapping[str, Any],
-    held_out: Path | None = None,
-    split: int | None = None,
+    data: str, out: Path, *, options: Mapping[str, Any], held_out: Path | None = None, split: int | None = None
 ) -> list[Task]:
     """Load the conversations of `ask_file`, and check its files before a model is loaded.
 
@@ -281,9 +276,7 @@ def ask_file(
     return asked, results
 
 
-def ask_tasks(
-    tasks: Sequence[Task], asker: Asker, log: Path, *, progress: Callable[[int, int], None] | None = None
-) -> list[AskedChunk]:
+def ask_tasks(tasks: Sequence[Task], asker: Asker, log: Path, progress: Callable[[int, int], None]) -> list[AskedChunk]:
     """Make the questions of each chunk; those of an earlier call of the same asker are taken from its log.
 
     A chunk whose reply was no list of questions is asked about again; `asker.repeated` counts these.
@@ -316,13 +309,11 @@ def ask_tasks(
     todo = [job for job, key in zip(jobs, keys, strict=True) if key not in results or key in unreadable]
     asker.repeated = len(unreadable.intersection(keys))
     for first in range(0, len(todo), PARALLEL_CHUNKS):
-        if progress is not None:
-            progress(len(jobs) - len(todo) + first, len(jobs))
+        progress(len(jobs) - len(todo) + first, len(jobs))
         new = asker.ask(todo[first : first + PARALLEL_CHUNKS])
         append_lines(log, [asdict(result) for result in new])
         results |= {(result.task, result.chunk, result.asker, result.digest): result for result in new}
-    if progress is not None:
-        progress(len(jobs), len(jobs))
+    progress(len(jobs), len(jobs))
     asked: dict[str, list[tuple[str, str]]] = {}
     unique = []
     for result in [results[key] for key in keys]:
@@ -335,7 +326,7 @@ def ask_tasks(
             else:
                 earlier.append((text, answer))
                 kept.append(question)
-        unique.append(AskedChunk(result.task, result.chunk, result.asker, result.digest, kept, dropped))
+        unique.append(replace(result, kept=kept, dropped=dropped))
     return unique
 
 
@@ -348,12 +339,10 @@ def _parse(text: str, job: _Job, number: int) -> Iterator[_Draft]:
         yield _Draft(job, "", "", "", UNREADABLE, reply=text[:REPLY_CHARACTERS])
         return
     for item in items[:number]:
-        fields = [item.get(name) if isinstance(item, Mapping) else None for name in ("question", "answer", "quote")]
-        question, answer, quote = (
-            str(value).strip() if isinstance(value, str | int | float) else "" for value in fields
-        )
-        draft = _Draft(job, question, answer, quote)
-        if not (question and answer and quote):
+        values = [item.get(name) if isinstance(item, Mapping) else None for name in ("question", "answer", "quote")]
+        texts = [str(value).strip() if isinstance(value, str | int | float) else "" for value in values]
+        draft = _Draft(job, question=texts[0], answer=texts[1], quote=texts[2])
+        if not all(texts):
             draft.reason = "no question with answer and quote"
         elif not contains(job.chunk.render(), draft.quote):
             draft.reason = "the quote is not in the chunk"
@@ -366,15 +355,9 @@ def _split(task: Task, size: int | None) -> list[Task]:
         return [task]
     if task.questions or task.gold_operations:
         raise DataError(f"task {task.id!r} has questions or gold operations: --split is for conversations without")
-    return [
-        task.model_copy(
-            update={
-                "id": f"{task.id}-{number}",
-                "chunks": tuple(
-                    chunk.model_copy(update={"index": index})
-                    for index, chunk in enumerate(task.chunks[first : first + size])
-                ),
-            }
-        )
-        for number, first in enumerate(range(0, len(task.chunks), size))
-    ]
+    parts = []
+    for number, first in enumerate(range(0, len(task.chunks), size)):
+        chunks = enumerate(task.chunks[first : first + size])
+        chunks = tuple(chunk.model_copy(update={"index": index}) for index, chunk in chunks)
+        parts.append(task.model_copy(update={"id": f"{task.id}-{number}", "chunks": chunks}))
+    return parts

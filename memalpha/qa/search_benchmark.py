@@ -34,7 +34,7 @@ from memalpha.errors import DataError
 from memalpha.qa.passages import raw_fields, turn_passages
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import align_columns, format_interval, make_result_folder
-from memalpha.qa.scoring.stats import ScoredAnswer, estimate
+from memalpha.qa.scoring.stats import ScoredAnswer, estimate, group_values
 from memalpha.store.embedding import load_embedder
 from memalpha.store.search.ranking import ROUTES, Route
 from memalpha.store.store import MemoryStore
@@ -96,9 +96,7 @@ def rank_evidence(
 
 def summarize_ranks(ranks: Sequence[EvidenceRanks], kinds: Sequence[str] = ()) -> dict[str, Any]:
     """Return the metrics of all questions, and under `by_type` those of each kind in `kinds`."""
-    by_kind: dict[str, list[EvidenceRanks]] = defaultdict(list)
-    for item in ranks:
-        by_kind[item.kind].append(item)
+    by_kind = group_values((item.kind, item) for item in ranks)
     return {
         **recall_metrics(ranks),
         "tokens@10": round(float(np.mean([item.tokens for item in ranks])), 1),
@@ -167,18 +165,12 @@ def _measure_set(name: str, tasks: Sequence[Task], embedders: Sequence[str]) -> 
                     ranks[method] += [(task.id, item) for item in task_ranks]
                 progress(f"search, {name}, {embedder}", done, len(tasks))
         for method, collected in ranks.items():
+            row: dict[str, Any] = {"set": name, "method": method}
+            row["embedder"] = "none" if method in WITHOUT_EMBEDDER else embedder
+            row["conversations"] = len({task for task, _ in collected})
             kinds = sorted({item.kind for _, item in collected})
             interval = estimate([ScoredAnswer(task, item.kind, item.recall(10)) for task, item in collected]).interval
-            rows.append(
-                {
-                    "set": name,
-                    "method": method,
-                    "embedder": "none" if method in WITHOUT_EMBEDDER else embedder,
-                    "conversations": len({task for task, _ in collected}),
-                    "interval": interval,
-                    **summarize_ranks([item for _, item in collected], kinds),
-                }
-            )
+            rows.append(row | {"interval": interval} | summarize_ranks([item for _, item in collected], kinds))
     return rows
 
 
@@ -244,9 +236,8 @@ def _questions_by_chunk(task: Task, entry_ids: Mapping[str, str]) -> dict[int, l
                     "with words"
                 )
             gold = dict.fromkeys(entry_ids[turn] for turn in question.evidence)
-            groups[task.asked_after(question)].append(
-                EvidenceQuestion(question.question, question.category or "all", tuple(gold))
-            )
+            asked = EvidenceQuestion(question.question, question.category or "all", tuple(gold))
+            groups[task.asked_after(question)].append(asked)
     return groups
 
 

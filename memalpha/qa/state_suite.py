@@ -36,6 +36,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from memalpha.arguments import counted
@@ -46,7 +47,7 @@ from memalpha.qa.passages import Retrieval
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import align_columns, format_interval, make_result_folder
 from memalpha.qa.scoring.judge import Judge, Statement, load_judge
-from memalpha.qa.scoring.stats import ScoredAnswer, estimate
+from memalpha.qa.scoring.stats import ScoredAnswer, estimate, group_values
 from memalpha.qa.systems import SystemSettings
 from memalpha.store.embedding import load_embedder
 from memalpha.store.search.lexical import term_counts, words
@@ -126,22 +127,16 @@ def read_with_systems(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[tup
     with show_progress("chunks") as progress:
         for name in config.systems:
             system = load_config_system(config, name)
-            shown = name
-            found = system.retrieve(tasks, settings, lambda done, total, shown=shown: progress(shown, done, total))
-            yield system.name, found.by_task
+            yield system.name, system.retrieve(tasks, settings, partial(progress, name)).by_task
 
 
 def _verdict_row(name: str, tasks: Sequence[Task], by_task: Sequence[Sequence[Retrieval]]) -> dict[str, Any]:
-    found = [(task.id, item, verdict(item)) for task, items in zip(tasks, by_task, strict=True) for item in items]
-    by_situation: dict[str, list[tuple[str, str]]] = {situation: [] for situation in SITUATIONS}
-    for task, item, value in found:
-        by_situation[item.question.meta["situation"]].append((task, value))
-    everything = [(task, value) for task, _, value in found]
-    return {
-        "system": name,
-        **_shares(everything),
-        "situations": {situation: _shares(values) for situation, values in by_situation.items()},
-    }
+    memories = [(task.id, item) for task, items in zip(tasks, by_task, strict=True) for item in items]
+    verdicts = [(task, verdict(item)) for task, item in memories]
+    situations = [item.question.meta["situation"] for _, item in memories]
+    by_situation = group_values(zip(situations, verdicts, strict=True))
+    shares_by_situation = {situation: _shares(by_situation.get(situation, [])) for situation in SITUATIONS}
+    return {"system": name, **_shares(verdicts), "situations": shares_by_situation}
 
 
 def _shares(verdicts: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -153,21 +148,11 @@ def _shares(verdicts: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 def format_state(result: Mapping[str, Any]) -> str:
     """Format the result of `run_state`: a line a system, then the share that is right in each situation."""
-    rows = [["system", "right", "95 % interval", *VERDICTS[1:]]]
-    rows += [
-        [
-            row["system"],
-            f"{row['right']:.3f}",
-            format_interval(row["interval"]),
-            *(f"{row[v]:.3f}" for v in VERDICTS[1:]),
-        ]
-        for row in result["systems"]
-    ]
-    situations = [["right", *SITUATIONS]]
-    situations += [
-        [row["system"], *(f"{row['situations'][name]['right']:.3f}" for name in SITUATIONS)]
-        for row in result["systems"]
-    ]
+    rows, situations = [["system", "right", "95 % interval", *VERDICTS[1:]]], [["right", *SITUATIONS]]
+    for row in result["systems"]:
+        right, *others = (f"{row[verdict]:.3f}" for verdict in VERDICTS)
+        rows.append([row["system"], right, format_interval(row["interval"]), *others])
+        situations.append([row["system"], *(f"{row['situations'][name]['right']:.3f}" for name in SITUATIONS)])
     about = counted(result["conversations"], "conversation")
     head = f"{counted(result['questions'], 'question')} about {about}, no reader"
     return "\n".join([head, *align_columns(rows), "", *align_columns(situations)])
@@ -289,19 +274,14 @@ def _is_stated(item: StatedCheck) -> bool:
 
 def _score_row(name: str, items: Sequence[StatedCheck], judge: Judge | None) -> dict[str, Any]:
     stated = list(map(_is_stated, items)) if judge is None else _judged(items, judge)
-    row: dict[str, Any] = {"system": name, "unjudged": sum(value is None for value in stated)}
-    for score in SCORES:
-        is_wanted = score != "omitted"
-        answers = [
-            ScoredAnswer(item.task, "", float(value == is_wanted))
-            for item, value in zip(items, stated, strict=True)
-            if item.score == score and value is not None
-        ]
-        if not answers:
-            row[score] = None
-            continue
-        result = estimate(answers)
-        row[score] = {"value": round(result.value, 4), "interval": result.interval, "statements": len(answers)}
+    row: dict[str, Any] = {"system": name, "unjudged": sum(value is None for value in stated), **dict.fromkeys(SCORES)}
+    answers = group_values(
+        (item.score, ScoredAnswer(item.task, "", float(value == (item.score != "omitted"))))
+        for item, value in zip(items, stated, strict=True)
+        if value is not None
+    )
+    for score, result in ((score, estimate(of_score)) for score, of_score in answers.items()):
+        row[score] = {"value": round(result.value, 4), "interval": result.interval, "statements": result.n}
     return row
 
 

@@ -183,7 +183,7 @@ def write_rows(
     student: AgentConfig | None = None,
     attempts: int = 1,
     temperature: float = 0.0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[WrittenConversation]:
     """Write each conversation and keep the best attempt as rows; those that are done are skipped.
 
@@ -223,21 +223,18 @@ def write_rows(
     file.repeated = sum(file.reason(task, teacher) == NO_CALL for _, task in todo)
     size = max(1, PARALLEL_ROLLOUTS // attempts)
     for first in range(0, len(todo), size):
-        if progress is not None:
-            progress(len(tasks) - len(todo) + first, len(tasks))
+        progress(len(tasks) - len(todo) + first, len(tasks))
         batch = [(number, task) for number, task in todo[first : first + size] if task.questions]
         # The noise depends on the place in the file, so that a resumed call asks an endpoint what it has paid for.
-        trajectories = engine.run(
-            [Start(task, number, n) for number, task in batch for n in range(attempts)], temperature
-        )
+        starts = [Start(task, number, n) for number, task in batch for n in range(attempts)]
+        trajectories = engine.run(starts, temperature)
         for index, (_, task) in enumerate(batch):
             group = trajectories[index * attempts : (index + 1) * attempts]
             file.append(*_judge(task, group, of_student, reader, metric, teacher, prompted.reply_form))
         for _, task in todo[first : first + size]:
             if not task.questions:
                 file.append(WrittenConversation(task.id, teacher), ())
-    if progress is not None:
-        progress(len(tasks), len(tasks))
+    progress(len(tasks), len(tasks))
     return [file.conversations.get(task.id) or WrittenConversation(task.id, "", reason="kept before") for task in tasks]
 
 
@@ -256,9 +253,8 @@ def _judge(
     [records] = evaluate_memory([group], reader, metric, embedder=writing.embedder)
     *scores, floor = (sum(record.score for record in answers) / len(answers) for answers in records)
     # Of equally good memories the shortest is the clearest example.
-    best = max(
-        attempts, key=lambda attempt: (scores[attempt.rollout], -memory_tokens(attempt.states[-1], estimate_tokens))
-    )
+    sizes = [memory_tokens(attempt.states[-1], estimate_tokens) for attempt in attempts]
+    best = max(attempts, key=lambda attempt: (scores[attempt.rollout], -sizes[attempt.rollout]))
     rows: list[dict[str, Any]] = []
     reply, unread = "", 0
     if not any(turn.operations for attempt in attempts for turn in attempt.turns):
@@ -282,10 +278,9 @@ def _rows(attempt: Trajectory, writing: MemoryWriting, form: str) -> Iterator[di
         calls = [call for call, result in zip(turn.calls, turn.results, strict=True) if result.ok]
         if _is_unread(turn, form) or (turn.calls and not calls):
             continue
-        tool_calls = [
-            {"type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
-            for call in calls or [ToolCall("memory_skip", {})]
-        ]
+        calls = calls or [ToolCall("memory_skip", {})]
+        functions = [{"name": call.name, "arguments": dict(call.arguments)} for call in calls]
+        tool_calls = [{"type": "function", "function": function} for function in functions]
         yield {
             "task": attempt.task.id,
             "chunk": turn.chunk,

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -54,6 +55,7 @@ from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import cache_frozen
 from memalpha.qa.scoring.metrics import CORRECT_FROM, JUDGED, replace_answer_score
 from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, event_order, keypoint_f1
+from memalpha.qa.scoring.stats import group_values
 from memalpha.tasks.formats.files import load_shipped_yaml
 from memalpha.text_files import parse_json, read_text
 from memalpha.types import Question, SampleRequest, Task, Trajectory, Turn
@@ -159,24 +161,14 @@ def item_of(question: Question, prediction: str) -> Item:
         DataError: The benchmark is unknown.
     """
     meta = question.meta
-    implied = "generic"
-    if meta.get("rubric"):
-        implied = "beam"
-    elif question.category in LONGMEMEVAL_TYPES:
-        implied = "longmemeval"
+    implied = "beam" if meta.get("rubric") else "longmemeval" if question.category in LONGMEMEVAL_TYPES else "generic"
     name = meta.get("benchmark", implied)
     if name not in BENCHMARKS:
         raise DataError(f"question {question.id!r}: no judge knows benchmark {name!r}; use {', '.join(BENCHMARKS)}")
+    refused, date = str(meta.get("refused", "")), str(meta.get("date") or "")
+    rubric, keypoints = (tuple(map(str, meta.get(field, ()))) for field in ("rubric", "keypoints"))
     return Item(
-        question.question,
-        question.answers,
-        prediction,
-        question.category,
-        name,
-        refused=str(meta.get("refused", "")),
-        rubric=tuple(map(str, meta.get("rubric", ()))),
-        keypoints=tuple(map(str, meta.get("keypoints", ()))),
-        date=str(meta.get("date") or ""),
+        question.question, question.answers, prediction, question.category, name, refused, rubric, keypoints, date
     )
 
 
@@ -337,12 +329,8 @@ class Judge:
         self._caches = {id(policy): cache_frozen(policy) if frozen else None for policy in self.policies}
         self.weights = list(weights or [1.0] * len(self.policies))
         self.max_new_tokens = max_new_tokens
-        self._request = partial(
-            SampleRequest,
-            max_new_tokens=max_new_tokens,
-            thinking_tokens=thinking_tokens,
-            chat_template_kwargs=chat_template_kwargs or {},
-        )
+        room = {"max_new_tokens": max_new_tokens, "thinking_tokens": thinking_tokens}
+        self._request = partial(SampleRequest, **room, chat_template_kwargs=chat_template_kwargs or {})
         self.name = "judge:" + "+".join(policy.name for policy in self.policies)
         self.unreadable = dict.fromkeys((policy.name for policy in self.policies), 0)
         self._lock = Lock()
@@ -365,9 +353,7 @@ class Judge:
             votes = []
             for policy, answers in zip(self.policies, verdicts_by_policy, strict=True):
                 words, replies = zip(*(answers[prompt.prompt] for prompt in prompts), strict=True)
-                values = [
-                    prompt.verdicts[word] for prompt, word in zip(prompts, words, strict=True) if word is not None
-                ]
+                values = [prompt.verdicts[word] for prompt, word in zip(prompts, words, strict=True) if word]
                 score = score_of(prompts, values) if len(values) == len(prompts) else None
                 votes.append(Vote(policy.name, score, words, replies))
             pairs = zip(votes, self.weights, strict=True)
@@ -397,11 +383,10 @@ class Judge:
 
     def statistics(self) -> dict[str, Any]:
         """Return usage (if a judge records it, see `Bill`) and number of unreadable prompts, by judge."""
-        by_policy = {}
-        for policy in self.policies:
-            bill = policy.statistics() if isinstance(policy, BilledPolicy) else {}
-            by_policy[policy.name] = {**bill, "unreadable": self.unreadable[policy.name]}
-        return by_policy
+        bills = {
+            policy.name: policy.statistics() if isinstance(policy, BilledPolicy) else {} for policy in self.policies
+        }
+        return {name: {**bill, "unreadable": self.unreadable[name]} for name, bill in bills.items()}
 
     def verdicts(self, prompts: Sequence[JudgePrompt], system: str = SYSTEM) -> list[dict[str, tuple[str | None, str]]]:
         """Ask all judges at the same time; equal prompts are asked once, and an unreadable reply once more.
@@ -453,14 +438,8 @@ def load_judge(config: JudgeConfig) -> Judge:
 def _load_judge(text: str) -> Judge:
     config = JudgeConfig.model_validate_json(text)
     policies = [load_policy(name, endpoint=config.endpoint, setting="judges") for name in config.judges]
-    return Judge(
-        policies,
-        config.weights,
-        max_new_tokens=config.max_new_tokens,
-        thinking_tokens=config.thinking_tokens,
-        chat_template_kwargs=config.chat_template_kwargs,
-        frozen=True,
-    )
+    options = config.model_dump(include={"weights", "max_new_tokens", "thinking_tokens", "chat_template_kwargs"})
+    return Judge(policies, **options, frozen=True)
 
 
 def _messages(prompt: JudgePrompt, system: str, unreadable: str | None = None) -> tuple[Mapping[str, str], ...]:
@@ -577,17 +556,12 @@ def agreement(labels: Sequence[float], scores: Sequence[float | None]) -> dict[s
     label. Values are None if nothing was judged; kappa also if chance alone would always agree.
     """
     classes = sorted(set(labels))
-    pairs = [
-        (label, min(classes, key=lambda candidate: (abs(candidate - score), candidate)))
-        for label, score in zip(labels, scores, strict=True)
-        if score is not None
-    ]
     judged = [(label, score) for label, score in zip(labels, scores, strict=True) if score is not None]
+    pairs = [(label, min(classes, key=lambda value: (abs(value - score), value))) for label, score in judged]
     n = len(pairs)
     accuracy = sum(label == nearest for label, nearest in pairs) / n if n else None
-    chance = sum(
-        sum(label == value for label, _ in pairs) * sum(nearest == value for _, nearest in pairs) for value in classes
-    ) / max(1, n * n)
+    counts, nearest_counts = Counter(label for label, _ in pairs), Counter(nearest for _, nearest in pairs)
+    chance = sum(counts[value] * nearest_counts[value] for value in classes) / max(1, n * n)
     return {
         "items": len(labels),
         "unreadable": len(labels) - n,
@@ -606,10 +580,8 @@ def check_judge(judge: Judge, labelled: Sequence[LabelledItem]) -> dict[str, Any
     labels = [item.label for item in labelled]
     kinds = [item.item.benchmark if isinstance(item.item, Item) else "writes" for item in labelled]
     scores = [judgement.score for judgement in judgements]
-    by_benchmark = {}
-    for kind in sorted(set(kinds)):
-        indices = [index for index, item_kind in enumerate(kinds) if item_kind == kind]
-        by_benchmark[kind] = agreement([labels[index] for index in indices], [scores[index] for index in indices])
+    pairs_by_kind = group_values(zip(kinds, zip(labels, scores, strict=True), strict=True))
+    by_benchmark = {kind: agreement(*zip(*pairs, strict=True)) for kind, pairs in sorted(pairs_by_kind.items())}
     by_judge = {
         policy.name: agreement(
             labels, [judgement.votes[index].score if judgement.votes else judgement.score for judgement in judgements]
@@ -725,25 +697,20 @@ def judge_records(
         PolicyError: An endpoint of the judge fails.
     """
     questions = {(task.id, question.id): question for task in tasks for question in task.questions}
-    record_questions = [questions[record.task, record.question_id] for record in records]
-    judgements = judge.judge(
-        [
-            item_of(q, "" if record.conflict else record.answer)
-            for record, q in zip(records, record_questions, strict=True)
-        ]
-    )
+    pairs = [(record, questions[record.task, record.question_id]) for record in records]
+    judgements = judge.judge([item_of(asked, "" if record.conflict else record.answer) for record, asked in pairs])
     judged, unjudged = [], []
-    for record, question, judgement in zip(records, record_questions, judgements, strict=True):
+    for (record, question), judgement in zip(pairs, judgements, strict=True):
         if judgement.score is None:
             unjudged.append(UnjudgedAnswer(record, judgement.as_json()))
             continue
         metric = str(question.meta.get("metric"))
-        scored = _with_score(record, judgement.score, metric) if metric in JUDGED else record
         names = {"judge", metric} if metric in JUDGED else {"judge"}
         scores = {**record.scores, **dict.fromkeys(sorted(names), judgement.score)}
-        if metric in JUDGED and "cited.answer" in scores:
-            scores |= replace_answer_score(scores, judgement.score)
-        judged.append(replace(scored, scores=scores))
+        if metric in JUDGED:
+            record = _with_score(record, judgement.score, metric)
+            scores |= replace_answer_score(scores, judgement.score) if "cited.answer" in scores else {}
+        judged.append(replace(record, scores=scores))
     return judged, unjudged
 
 

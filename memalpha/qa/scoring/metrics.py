@@ -25,21 +25,7 @@ from memalpha.agent.reader import Answer, Cited
 from memalpha.arguments import brief_repr, check_function, is_finite_number
 from memalpha.config.common import import_object
 from memalpha.errors import ConfigError, did_you_mean
-from memalpha.qa.scoring.official import (
-    all_mentioned,
-    answer_line,
-    bag_f1,
-    choice_score,
-    keyword_share,
-    locomo_f1,
-    numeric_label,
-    parts_share,
-    recommendation_recall,
-    rouge,
-    squad_f1,
-    strict_match,
-    substring_match,
-)
+from memalpha.qa.scoring import official
 from memalpha.store.values import FULL_DATE, contains, holds_answer, is_same, tokens
 from memalpha.types import Question, Task
 
@@ -68,7 +54,7 @@ def token_f1(prediction: str, gold: str) -> float:
     texts = [" ".join(tokens(text)) for text in (prediction, gold)]
     if all(map(FULL_DATE.search, texts)):
         texts = [FULL_DATE.sub(r"\1-\2-\3", text) for text in texts]
-    return bag_f1(texts[0].split(), texts[1].split())
+    return official.bag_f1(texts[0].split(), texts[1].split())
 
 
 METRICS: Mapping[str, Metric] = {"exact": exact_match, "f1": token_f1, "contains": containment}
@@ -144,7 +130,7 @@ def score_question(question: Question, answer: Answer, default: str = "exact") -
         return None
     score = load_metric(metric, f"question {question.id!r}: meta.metric")
     if metric == "locomo-f1" and question.category == "adversarial":
-        return 0.0 if answer.conflict else float(answer.abstained or locomo_f1(answer.text, "", 5) > 0)
+        return 0.0 if answer.conflict else float(answer.abstained or official.locomo_f1(answer.text, "", 5) > 0)
     refuses = metric in _ABSTENTION_METRICS and is_refusal(answer, question.answers)
     if answer.conflict or not question.answers or refuses:
         return score_answer("exact", answer, question.answers)
@@ -161,8 +147,8 @@ def official_scores(question: Question, answer: Answer) -> dict[str, float]:
     if not question.answers or metric not in ("rouge", "choice", "parts"):
         return {}
     if metric == "rouge":
-        return dict(max((rouge(text, gold) for gold in question.answers), key=lambda scores: scores["rougeL"]))
-    rule = choice_score if metric == "choice" else parts_share
+        return dict(max((official.rouge(text, gold) for gold in question.answers), key=lambda scores: scores["rougeL"]))
+    rule = official.choice_score if metric == "choice" else official.parts_share
     return {f"{metric} (official)": max(rule(text, gold, official=True) for gold in question.answers)}
 
 
@@ -184,28 +170,20 @@ def _best_over_answers(metric: Callable[[str, str], float]) -> Callable[[str, Qu
 QUESTION_METRICS: Mapping[str, Callable[[str, Question], float]] = {
     "f1": _best_over_answers(token_f1),
     "contains": _best_over_answers(containment),
-    "exact": lambda text, question: max(
-        best_score("exact", part, question.answers) for part in (text, answer_line(text))
+    "exact": lambda text, q: max(best_score("exact", part, q.answers) for part in (text, official.answer_line(text))),
+    "squad-exact": lambda text, q: official.strict_match(text, q.answers),
+    "squad-f1": _best_over_answers(official.squad_f1),
+    "substring": lambda text, q: official.substring_match(text, q.answers),
+    "eventqa": lambda text, q: official.all_mentioned(text, q.answers),
+    "label": _best_over_answers(official.numeric_label),
+    "locomo-f1": lambda text, q: max(official.locomo_f1(text, gold, q.category or "single-hop") for gold in q.answers),
+    "recall@5": lambda text, q: official.recommendation_recall(text, q.answers, candidates=q.meta.get("candidates")),
+    "choice": lambda text, q: max(
+        official.choice_score(text, gold, options=q.meta.get("choices")) for gold in q.answers
     ),
-    "squad-exact": lambda text, question: strict_match(text, question.answers),
-    "squad-f1": _best_over_answers(squad_f1),
-    "substring": lambda text, question: substring_match(text, question.answers),
-    "eventqa": lambda text, question: all_mentioned(text, question.answers),
-    "label": _best_over_answers(numeric_label),
-    "locomo-f1": lambda text, question: max(
-        locomo_f1(text, gold, question.category or "single-hop") for gold in question.answers
-    ),
-    "recall@5": lambda text, question: recommendation_recall(
-        text, question.answers, candidates=question.meta.get("candidates")
-    ),
-    "choice": lambda text, question: max(
-        choice_score(text, gold, options=question.meta.get("choices")) for gold in question.answers
-    ),
-    "keywords": lambda text, question: keyword_share(
-        text, question.answers[0] if len(question.answers) == 1 else question.answers
-    ),
-    "parts": _best_over_answers(parts_share),
-    "rouge": _best_over_answers(lambda text, gold: rouge(text, gold)["rougeL"]),
+    "keywords": lambda text, q: official.keyword_share(text, q.answers[0] if len(q.answers) == 1 else q.answers),
+    "parts": _best_over_answers(official.parts_share),
+    "rouge": _best_over_answers(lambda text, gold: official.rouge(text, gold)["rougeL"]),
 }
 """Metrics of one answer by name, for a question with accepted answers; each in 0..1."""
 _ABSTENTION_METRICS = (*METRICS, "squad-exact", "squad-f1")
@@ -264,12 +242,8 @@ def cited_scores(reply: Cited, answer: float, notes: Sequence[bool]) -> dict[str
 def replace_answer_score(scores: Mapping[str, float], answer: float) -> dict[str, float]:
     """Recompute the composite score with a new answer score (used after judging)."""
     form, evidence = scores["cited.format"], scores["cited.evidence"]
-    return {
-        "cited.format": form,
-        "cited.answer": answer,
-        "cited.evidence": evidence,
-        "cited": max(0.0, form + answer + evidence) / MAX_SCORE,
-    }
+    parts = {"cited.format": form, "cited.answer": answer, "cited.evidence": evidence}
+    return parts | {"cited": max(0.0, form + answer + evidence) / MAX_SCORE}
 
 
 def evidence_notes(task: Task, question: Question, notes: Sequence[str], passages: Sequence[Passage]) -> list[bool]:

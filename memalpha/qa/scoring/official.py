@@ -286,12 +286,8 @@ def choice_score(
         for letter, _, rest in lines
         if options is not None and normalize_text(rest).startswith(normalize_text(options.get(letter, "\0")))
     }
-    forms = (
-        _BOXED.findall(lowered),
-        stated,
-        {*_BARE.findall(plain), *with_text},
-        *(f.findall(lowered) for f in (_BRACKETED, _BOLD)),
-    )
+    boxed, bracketed, bold = (form.findall(lowered) for form in (_BOXED, _BRACKETED, _BOLD))
+    forms = (boxed, stated, {*_BARE.findall(plain), *with_text}, bracketed, bold)
     letters = next((set(form) for form in forms if form), set())
     separated = {letter for letter, mark, _ in lines if mark}
     if not letters and options is None:
