@@ -16,7 +16,7 @@ from typing import Any
 
 from memalpha.qa.compare import load_records
 from memalpha.qa.error_analysis import ERROR_CLASSES, Waterfall, waterfall
-from memalpha.qa.report import CHANGED, Record, Report, ceiling_of, warnings_of
+from memalpha.qa.report import CHANGED, Record, Report, ceiling_of, scored_answers, warnings_of
 from memalpha.qa.scoring.stats import MIN_CLUSTERS, ScoredAnswer, compare_paired, estimate, mean, micro
 from memalpha.report.charts import Z95, Bar, Mark, MarkRow, mark_rows, stacked_bars
 from memalpha.text_files import parse_json_or_none
@@ -55,7 +55,7 @@ def load_systems(folder: Path) -> dict[str, list[Record]]:
     classified = {
         name: records for name, records in files.items() if all(r.correct or r.error_class for r in records) and records
     }
-    return dict(sorted(classified.items(), key=lambda item: -micro(_rows(item[1]))))
+    return dict(sorted(classified.items(), key=lambda item: -micro(scored_answers(item[1], "score"))))
 
 
 def read_evaluation(
@@ -144,8 +144,8 @@ def _read_system(file: str, title: str, records: Sequence[Record]) -> dict[str, 
     return {
         "file": file,
         "title": title,
-        "plain": estimate(_rows(records), resamples=RESAMPLES),
-        "macro": estimate(_rows(records), macro=True, resamples=RESAMPLES),
+        "plain": estimate(scored_answers(records, "score"), resamples=RESAMPLES),
+        "macro": estimate(scored_answers(records, "score"), macro=True, resamples=RESAMPLES),
         "answerable": mean([record.score for record in records if record.gold]),
         "unanswerable": mean([record.score for record in records if not record.gold]),
         "unanswerable_n": sum(not record.gold for record in records),
@@ -164,10 +164,6 @@ def _read_system(file: str, title: str, records: Sequence[Record]) -> dict[str, 
 def anchor(*parts: object) -> str:
     """Return the id of an element: the letters and digits of the parts."""
     return "-".join("".join(c if c.isalnum() else "-" for c in str(part)) for part in parts)
-
-
-def _rows(records: Sequence[Record]) -> list[ScoredAnswer]:
-    return [ScoredAnswer(record.task, record.ability, float(record.score)) for record in records]
 
 
 def _bar(label: str, fall: Waterfall) -> Bar:
@@ -256,14 +252,11 @@ def _draw_accuracies(
         for ability in dict.fromkeys(ability for cells in by_system.values() for ability in cells)
     }
     abilities = [row(ability, cells) for ability, cells in by_ability.items()]
-    has_intervals, has_ability_intervals = (
-        any(mark.se for row in chart for mark in row.marks) for chart in (rows, abilities)
-    )
     return {
         "accuracy": mark_rows(rows, line=line),
-        "has_intervals": has_intervals,
+        "has_intervals": any(mark.se for row in rows for mark in row.marks),
         "abilities": mark_rows(abilities) if len(abilities) > 1 else "",
-        "has_ability_intervals": has_ability_intervals,
+        "has_ability_intervals": any(mark.se for row in abilities for mark in row.marks),
         "legend": [(colour, label, False) for colour, _, label in looks.values()],
         "counts": {ability: max(cell.get("n", 0) for cell in cells.values()) for ability, cells in by_ability.items()},
     }
@@ -324,8 +317,7 @@ def load_text_summaries(folder: Path) -> dict[str, dict[str, Any]]:
         summary = parse_json_or_none(path.read_bytes())
         if isinstance(summary, dict) and summary.get("task") == "text":
             summaries[path.stem] = summary
-    order = sorted(summaries, key=lambda name: (name != "before", name != "after", name))
-    return {name: summaries[name] for name in order}
+    return dict(sorted(summaries.items(), key=lambda item: (item[0] != "before", item[0] != "after", item[0])))
 
 
 def read_text_results(folder: Path, summaries: Summaries) -> dict[str, Any]:

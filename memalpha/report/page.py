@@ -27,19 +27,8 @@ from markupsafe import Markup
 from memalpha import __version__
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
+from memalpha.report import evaluation
 from memalpha.report.charts import ENVIRONMENT, LOADER, Series, format_figure, line_chart, swatch
-from memalpha.report.evaluation import (
-    COLOURS,
-    SHORT_LABELS,
-    SYSTEMS,
-    anchor,
-    load_systems,
-    load_text_summaries,
-    read_evaluation,
-    read_results,
-    read_text_results,
-    systems_of,
-)
 from memalpha.tasks.formats.files import load_shipped_yaml
 from memalpha.text_files import parse_json
 
@@ -48,10 +37,9 @@ QUIET_MINUTES = 10
 
 
 def _is_alive(pid: int) -> bool:
-    if os.name == "nt":  # where signal 0 would end the process
-        return True
     try:
-        os.kill(pid, 0)
+        if os.name != "nt":  # where signal 0 would end the process
+            os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:  # another user's
@@ -84,55 +72,53 @@ class RunPage:
         """
         folder = self.folder
         metrics, summary = self._metrics(), _read_json(folder / "summary.json")
-        texts = load_text_summaries(folder / "eval")
-        evaluated = {} if texts else load_systems(folder / "eval")
+        texts = evaluation.load_text_summaries(folder / "eval")
+        systems = evaluation.systems_of(summary)
+        records = {} if texts else evaluation.load_systems(folder / "eval")
         config_path = folder / "config.yaml"
         try:
             provenance = _read_json(folder / "eval" / "summary.json")
         except DataError:
             provenance = {}  # the page shows the results all the same
-        evaluation = read_evaluation(folder, evaluated, SYSTEMS, provenance) if evaluated else None
-        is_run = bool(metrics or summary or evaluated or texts) or (live and config_path.exists())
-        if not is_run:
+        evaluated = evaluation.read_evaluation(folder, records, evaluation.SYSTEMS, provenance) if records else None
+        if not (metrics or summary or records or texts or (live and config_path.exists())):
             raise DataError(
                 f"{folder} is not a run directory: it holds neither summary.json nor metrics.jsonl, nor an evaluation "
                 "(eval/*.jsonl) whose wrong answers were classified"
             )
         config_text = config_path.read_text(encoding="utf-8", errors="replace") if config_path.exists() else ""
-        systems = systems_of(summary)
         results = dict.fromkeys(("interval", "empty_accuracy", "error", "weakest", "charts"))
         if "before" in systems and "after" in systems:
-            results = read_results(systems, evaluated)
+            results = evaluation.read_results(systems, records)
         example = folder / "eval" / "example.json"
         try:
             config = yaml.safe_load(config_text)
         except yaml.YAMLError:
             config = None  # the page shows the results all the same
         context = {
-            "title": f"memalpha: {evaluation['title'] if evaluation and not summary else folder.name}",
+            "title": f"memalpha: {evaluated['title'] if evaluated and not summary else folder.name}",
             "name": folder.name,
             "summary": summary,
             "texts": texts,
             "systems": systems,
-            "short_labels": SHORT_LABELS,
+            "short_labels": evaluation.SHORT_LABELS,
             "example": None if texts or (live and not summary) else _read_json(example),
             **self._training_values(metrics, is_text=bool(texts)),
             "chosen_by": describe_choice(metrics),
             "stop_reason": self._stop_reason(),
-            "text": read_text_results(folder / "eval", texts) if texts else None,
-            "evaluation": evaluation,
-            "anchor": anchor,
+            "text": evaluation.read_text_results(folder / "eval", texts) if texts else None,
+            "evaluation": evaluated,
+            "anchor": evaluation.anchor,
             "config": config if isinstance(config, Mapping) else {},
             "config_text": config_text,
             **self._rollout_values(live=live),
         }
-        return ENVIRONMENT.get_template("report.html").render(
-            context | results | _reproduction(folder, summary, provenance)
-        )
+        context |= results | _reproduction(folder, summary, provenance)
+        return ENVIRONMENT.get_template("report.html").render(context)
 
     def training(self) -> str:
         """Return the page's part on training as it is now."""
-        metrics, texts = self._metrics(), load_text_summaries(self.folder / "eval")
+        metrics, texts = self._metrics(), evaluation.load_text_summaries(self.folder / "eval")
         if not metrics:
             return ""
         return ENVIRONMENT.get_template("training.html").render(self._training_values(metrics, is_text=bool(texts)))
@@ -142,7 +128,7 @@ class RunPage:
         return {
             "metrics": metrics,
             "curves": draw_training(metrics, self._start_validation(), is_text=is_text),
-            "scheduled_steps": self._scheduled_steps(),
+            "scheduled_steps": _read_last_start(self.folder).get("scheduled_steps"),
         }
 
     def state(self) -> dict[str, Any]:
@@ -152,9 +138,8 @@ class RunPage:
         """
         metrics = self._metrics()
         rollouts = [step for step in self.rollouts.steps() if metrics and step <= metrics[-1]["step"]]
-        total = self._scheduled_steps()
-        done = f"step {metrics[-1]['step'] + 1}" + (f" of {total}" if total else "") if metrics else "no step yet"
-        parts = [done]
+        total = _read_last_start(self.folder).get("scheduled_steps")
+        parts = [f"step {metrics[-1]['step'] + 1}" + (f" of {total}" if total else "") if metrics else "no step yet"]
         for name in ("reward", "accuracy", "validation_accuracy", "train_loss"):
             value = next((line[name] for line in reversed(metrics) if isinstance(line.get(name), int | float)), None)
             parts += [] if value is None else [f"{name.replace('_', ' ')} {value:.3f}"]
@@ -185,7 +170,7 @@ class RunPage:
             return ""
         if reason := _read_json(self.folder / "stopped.json").get("reason"):
             return str(reason)
-        start = (_read_lines(self.folder / "starts.jsonl") or [{}])[-1]
+        start = _read_last_start(self.folder)
         is_here = start.get("host") == platform.node() and isinstance(start.get("pid"), int)
         return f"its process ({start['pid']}) is gone" if is_here and not _is_alive(start["pid"]) else ""
 
@@ -200,22 +185,11 @@ class RunPage:
 
         The summary of a finished run has them, and the state of every checkpoint.
         """
-        summary = _read_json(self.folder / "summary.json")
-        if isinstance(start := summary.get("start_validation"), dict):
-            return start
-        for path in sorted((self.folder / "checkpoints").glob("step-*/state.json"), reverse=True):
-            try:
-                state = _read_json(path)
-            except FileNotFoundError:  # the run has just deleted this checkpoint
-                continue
-            if isinstance(start := state.get("start_validation"), dict):
+        checkpoints = sorted((self.folder / "checkpoints").glob("step-*/state.json"), reverse=True)
+        for path in (self.folder / "summary.json", *checkpoints):
+            if isinstance(start := _read_json(path).get("start_validation"), dict):
                 return start
         return {}
-
-    def _scheduled_steps(self) -> int | None:
-        """Return the steps of the whole run; None if an older run did not record them."""
-        starts = _read_lines(self.folder / "starts.jsonl")
-        return starts[-1].get("scheduled_steps") if starts else None
 
     def _rollout_values(self, *, live: bool) -> dict[str, Any]:
         """Return the template's values of the part with rollouts; without any, the page holds no script."""
@@ -284,7 +258,9 @@ def draw_training(
     charts = [chart for chart in charts if "needs" not in chart or chart["needs"] in keys]
     names = [key for key in keys if is_text and key.startswith("rewards/")]
     if len(names) > 1:  # a chart has five colours; the table below lists all components
-        lines = [(key, key.removeprefix("rewards/"), kind) for key, kind in zip(names, COLOURS, strict=False)]
+        lines = [
+            (key, key.removeprefix("rewards/"), kind) for key, kind in zip(names, evaluation.COLOURS, strict=False)
+        ]
         about = "Means of a step's replies, before weights."
         rewards = {"title": "Rewards by component", "about": about, "range": (None, None), "lines": lines}
         charts.insert(FIRST_CHARTS, rewards)
@@ -314,7 +290,7 @@ def draw_training(
 
 def _reproduction(folder: Path, summary: Mapping[str, Any], provenance: Mapping[str, Any]) -> dict[str, Any]:
     """Return the commands that repeat ("" if none was recorded) and resume the run, and software versions."""
-    command, software = "", summary.get("software") or (_read_lines(folder / "starts.jsonl") or [{}])[-1]
+    command, software = "", summary.get("software") or _read_last_start(folder)
     if (folder / "config.yaml").exists():
         command = f"memalpha train {shlex.quote(str(folder / 'config.yaml'))}"
     elif isinstance(config := provenance.get("config"), Mapping):
@@ -344,12 +320,19 @@ def _changed_settings(config: Mapping[str, Any], defaults: Mapping[str, Any], pr
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):  # a run deletes its oldest checkpoints meanwhile
         return {}
-    value = parse_json(path.read_bytes(), str(path))
+    value = parse_json(content, str(path))
     if not isinstance(value, dict):
         raise DataError(f"{path}: not a JSON object")
     return value
+
+
+def _read_last_start(folder: Path) -> dict[str, Any]:
+    """Return what a run recorded when it was last started; {} if nothing."""
+    return (_read_lines(folder / "starts.jsonl") or [{}])[-1]
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -479,12 +462,8 @@ class Rollouts:
         """
         if step not in self.steps():
             raise DataError(f"{self._rollouts.path}: no rollouts of step {step}")
-        has_tasks = step in self._tasks.steps()
-        return {
-            "step": step,
-            "tasks": self._tasks.read(step) if has_tasks else [],
-            "rollouts": self._rollouts.read(step),
-        }
+        tasks = self._tasks.read(step) if step in self._tasks.steps() else []
+        return {"step": step, "tasks": tasks, "rollouts": self._rollouts.read(step)}
 
     def tokens(self, step: int, task: str, rollout: int, role: str) -> list[dict[str, Any]]:
         """Return the turns of a rollout as tokens: chunk, texts, log-probs in nats. Without turns.jsonl there are none.
@@ -506,17 +485,12 @@ class Rollouts:
             from tokenizers import Tokenizer
 
             tokenizer = Tokenizer.from_file(str(files[0]))
-        return [
-            {
-                "chunk": turn["chunk"],
-                "texts": [
-                    tokenizer.decode([id], skip_special_tokens=False) if tokenizer else str(id)
-                    for id in turn["completion_ids"]
-                ],
-                "logprobs": [round(value, 4) for value in turn["logprobs"]],
-            }
-            for turn in turns
-        ]
+        values = []
+        for turn in turns:
+            ids, logprobs = turn["completion_ids"], [round(value, 4) for value in turn["logprobs"]]
+            texts = [tokenizer.decode([id], skip_special_tokens=False) if tokenizer else str(id) for id in ids]
+            values.append({"chunk": turn["chunk"], "texts": texts, "logprobs": logprobs})
+        return values
 
     def embed(self) -> list[dict[str, Any]]:
         """Return steps for a page that is a file: evenly spaced, at most `MAX_EMBEDDED` bytes."""
