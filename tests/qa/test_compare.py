@@ -11,17 +11,7 @@ from typer.testing import CliRunner
 
 from memalpha.cli.main import app
 from memalpha.errors import DataError
-from memalpha.qa.compare import (
-    COLUMNS,
-    ComparedSystem,
-    as_csv,
-    as_markdown,
-    as_text,
-    compare,
-    load_records,
-    load_run,
-    load_systems,
-)
+from memalpha.qa import compare as comparing
 from memalpha.qa.report import Record, save_records
 from memalpha.qa.scoring.stats import ScoredAnswer, compare_paired, estimate
 
@@ -44,7 +34,7 @@ LOW, HIGH = records(0.3, 1), records(0.8, 2)
 
 
 def systems(**runs):
-    return [ComparedSystem(name, (tuple(comparison),)) for name, comparison in runs.items()]
+    return [comparing.ComparedSystem(name, (tuple(comparison),)) for name, comparison in runs.items()]
 
 
 def write(folder, comparison, name="system"):
@@ -54,7 +44,7 @@ def write(folder, comparison, name="system"):
 
 
 def test_figures_are_those_of_stats():
-    comparison = compare(systems(low=LOW, high=HIGH), resamples=500)
+    comparison = comparing.compare(systems(low=LOW, high=HIGH), resamples=500)
     rows = {
         name: [ScoredAnswer(item.task, item.ability, float(item.correct)) for item in of]
         for name, of in (("low", LOW), ("high", HIGH))
@@ -71,23 +61,23 @@ def test_figures_are_those_of_stats():
 
 
 def test_the_baseline_goes_first():
-    comparison = compare(systems(a=LOW, b=HIGH, c=LOW), baseline="b", resamples=100)
+    comparison = comparing.compare(systems(a=LOW, b=HIGH, c=LOW), baseline="b", resamples=100)
     assert [line.system for line in comparison.lines[::4]] == ["b", "a", "c"]
     all_of_a = next(line for line in comparison.lines if (line.system, line.ability) == ("a", "all"))
     assert all_of_a.against.difference.value < 0
     with pytest.raises(DataError, match="'d' is none of a, b"):
-        compare(systems(a=LOW, b=HIGH), baseline="d")
+        comparing.compare(systems(a=LOW, b=HIGH), baseline="d")
     with pytest.raises(DataError, match="two systems"):
-        compare(systems(a=LOW))
+        comparing.compare(systems(a=LOW))
     with pytest.raises(DataError, match="no question in common"):
-        compare(systems(a=LOW, b=[record("z", 0, True)]), common=True)
+        comparing.compare(systems(a=LOW, b=[record("z", 0, True)]), common=True)
 
 
 def test_score_or_correct():
     half = [record("t0", 0, True, score=0.5), record("t1", 0, False, score=0.4)]
     all_pairs = [record("t0", 0, True, score=1.0), record("t1", 0, True, score=0.9)]
-    by_score = compare(systems(a=half, b=all_pairs), resamples=50)
-    by_right = compare(systems(a=half, b=all_pairs), value="correct", resamples=50)
+    by_score = comparing.compare(systems(a=half, b=all_pairs), resamples=50)
+    by_right = comparing.compare(systems(a=half, b=all_pairs), value="correct", resamples=50)
     assert [comparison.lines[0].mean.value for comparison in (by_score, by_right)] == [0.45, 0.5]
     for comparison in (by_score, by_right):  # McNemar is over right and wrong whatever is averaged
         pair = next(line.against for line in comparison.lines if line.against)
@@ -104,8 +94,8 @@ def test_score_or_correct():
 )
 def test_other_questions_are_refused(other, message):
     with pytest.raises(DataError, match=message):
-        compare(systems(a=LOW, b=other))
-    comparison = compare(systems(a=LOW, b=other), common=True, resamples=50)
+        comparing.compare(systems(a=LOW, b=other))
+    comparison = comparing.compare(systems(a=LOW, b=other), common=True, resamples=50)
     assert comparison.questions == (47 if len(other) < 49 else 48)
     assert sum(comparison.left_out.values()) == abs(len(other) - 48) + 2 * (len(other) == 48)
 
@@ -113,15 +103,15 @@ def test_other_questions_are_refused(other, message):
 def test_seeds_are_averaged_by_question_and_their_spread_is_told(tmp_path):
     # A seed's one system may have another name: that of its checkpoint.
     names = [write(tmp_path / f"a{seed}", records(0.5, seed), f"checkpoint {seed}") for seed in range(3)]
-    entry, many = load_systems([names[0], ",".join(names)])
+    entry, many = comparing.load_systems([names[0], ",".join(names)])
     assert [len(run) for run in many.runs] == [48, 48, 48]
-    comparison = compare([entry, many], resamples=200)
+    comparison = comparing.compare([entry, many], resamples=200)
     means = [sum(item.correct for item in records(0.5, seed)) / 48 for seed in range(3)]
     assert comparison.seeds[many.name]["values"] == means
     assert comparison.lines[4].mean.value == pytest.approx(sum(means) / 3)
     assert comparison.lines[4].mean.n == 48
     assert comparison.lines[4].against.mcnemar is None  # a question is not right or wrong over three runs
-    assert f"{many.name}: 3 runs, mean" in as_text(comparison)
+    assert f"{many.name}: 3 runs, mean" in comparing.as_text(comparison)
 
 
 def test_what_was_not_evaluated_alike_is_told(tmp_path):
@@ -129,14 +119,16 @@ def test_what_was_not_evaluated_alike_is_told(tmp_path):
     for name, metric in (("a", "exact"), ("b", "f1")):
         summary = {"reader": "copy (floor)", "metric": metric, "budget": 2048}
         (tmp_path / name / "eval" / "system.json").write_text(json.dumps(summary))
-    comparison = compare(load_systems([entry, two, three]), resamples=50)
+    comparison = comparing.compare(comparing.load_systems([entry, two, three]), resamples=50)
     assert comparison.differ == {"metric": {entry: "exact", two: "f1"}}
-    assert f"NOT EVALUATED ALIKE, metric: {entry}: exact; {two}: f1." in as_text(comparison)
-    assert compare(load_systems([entry, three]), resamples=50).differ == {}, "what is not known is no difference"
-    assert load_systems([f"{entry},,{two}"])[0].setup["metric"] == "exact or f1"
+    assert f"NOT EVALUATED ALIKE, metric: {entry}: exact; {two}: f1." in comparing.as_text(comparison)
+    assert comparing.compare(comparing.load_systems([entry, three]), resamples=50).differ == {}, (
+        "what is not known is no difference"
+    )
+    assert comparing.load_systems([f"{entry},,{two}"])[0].setup["metric"] == "exact or f1"
     (tmp_path / "b" / "eval" / "system.json").write_text("{")
     with pytest.raises(DataError, match=r"system\.json: not JSON"):
-        load_systems([two])
+        comparing.load_systems([two])
 
 
 def test_a_run_of_several_systems(tmp_path):
@@ -144,18 +136,18 @@ def test_a_run_of_several_systems(tmp_path):
     write(run, LOW, "before")
     write(run, HIGH, "after")
     (run / "eval" / "example.json").write_text("{}")
-    assert list(load_run(run)) == ["after", "before"]
-    assert load_run(run) == load_run(run / "eval")
-    assert list(load_run(run / "eval" / "after.jsonl")) == ["after"]
-    assert [system.name for system in load_systems([str(run)])] == ["after", "before"]
+    assert list(comparing.load_run(run)) == ["after", "before"]
+    assert comparing.load_run(run) == comparing.load_run(run / "eval")
+    assert list(comparing.load_run(run / "eval" / "after.jsonl")) == ["after"]
+    assert [system.name for system in comparing.load_systems([str(run)])] == ["after", "before"]
     two = write(tmp_path / "two", LOW)
-    assert [system.name for system in load_systems([str(run), two])] == [f"{run}:after", f"{run}:before", two]
+    assert [system.name for system in comparing.load_systems([str(run), two])] == [f"{run}:after", f"{run}:before", two]
     with pytest.raises(DataError, match="evaluated system, not after, before"):
-        load_systems([f"{run},{two}"])
+        comparing.load_systems([f"{run},{two}"])
     with pytest.raises(DataError, match="the first seed only system"):
-        load_systems([f"{two},{run}"])
+        comparing.load_systems([f"{two},{run}"])
     with pytest.raises(DataError, match="named twice"):
-        load_systems([two, two])
+        comparing.load_systems([two, two])
 
 
 def test_records_come_back_as_they_were(tmp_path):
@@ -165,7 +157,7 @@ def test_records_come_back_as_they_were(tmp_path):
     fields |= {"error_class": "not_retrieved", "scores": {"f1": 0.5}}
     full = [*LOW, Record("t", 1, "q", "x", "updated", "?", "half \ud800 a pair", (), 0.5, False, **fields)]
     save_records(full, path)
-    assert load_records(path) == full
+    assert comparing.load_records(path) == full
 
 
 @pytest.mark.parametrize(
@@ -181,27 +173,27 @@ def test_records_come_back_as_they_were(tmp_path):
 def test_a_bad_record_is_named(tmp_path, text, message):
     (tmp_path / "a.jsonl").write_text(text)
     with pytest.raises(DataError, match=message):
-        load_run(tmp_path)
+        comparing.load_run(tmp_path)
 
 
 def test_formats():
-    comparison = compare(systems(low=LOW, high=HIGH), resamples=200)
-    rows = list(csv.reader(io.StringIO(as_csv(comparison))))
-    assert tuple(rows[0]) == COLUMNS
+    comparison = comparing.compare(systems(low=LOW, high=HIGH), resamples=200)
+    rows = list(csv.reader(io.StringIO(comparing.as_csv(comparison))))
+    assert tuple(rows[0]) == comparing.COLUMNS
     assert len(rows) == 9
     assert float(rows[5][4]) == comparison.lines[4].mean.value
     assert rows[1][7:] == [""] * 7
-    markdown = as_markdown(comparison).splitlines()
+    markdown = comparing.as_markdown(comparison).splitlines()
     assert markdown[0].startswith("| system | ability | n | score | 95 % | against low |")
     assert {line.count("|") for line in markdown[:10]} == {10}
     assert "48 questions of 6 conversations; differences are against low." in markdown
-    assert "BCa bootstrap over conversations" in as_text(comparison)
+    assert "BCa bootstrap over conversations" in comparing.as_text(comparison)
     assert [rows[5][column] for column in (5, 6, 8, 9, 10)] == [""] * 5, "six conversations say too little"
-    assert "No intervals and no p below 10 conversations" in as_text(comparison)
-    many = compare(systems(low=records(0.3, 1, 12), high=records(0.8, 2, 12)), resamples=200)
-    row = next(csv.DictReader(line for line in as_csv(many).splitlines() if not line.startswith("low,")))
+    assert "No intervals and no p below 10 conversations" in comparing.as_text(comparison)
+    many = comparing.compare(systems(low=records(0.3, 1, 12), high=records(0.8, 2, 12)), resamples=200)
+    row = next(csv.DictReader(line for line in comparing.as_csv(many).splitlines() if not line.startswith("low,")))
     assert float(row["low"]) < float(row["mean"]) < float(row["high"]) and float(row["p"]) < 0.05
-    assert "No intervals" not in as_text(many)
+    assert "No intervals" not in comparing.as_text(many)
     assert json.loads(json.dumps(asdict(comparison)))["lines"][4]["against"]["p"] < 0.05
 
 

@@ -10,15 +10,7 @@ import pytest
 from rollout import gold
 
 from memalpha.config import WorldConfig
-from memalpha.qa.error_analysis import (
-    ERROR_CLASSES,
-    Trace,
-    classified,
-    evidence_recall,
-    split_sentences,
-    trace,
-    waterfall,
-)
+from memalpha.qa import error_analysis
 from memalpha.qa.passages import Passage, Retrieval
 from memalpha.qa.report import Record
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
@@ -73,7 +65,7 @@ def wrong(question=CITY, **changes):
 
 
 def error_of(example, task=TASK, **changes):
-    return classified(task, example, wrong(example.question, **changes)).error_class
+    return error_analysis.classified(task, example, wrong(example.question, **changes)).error_class
 
 
 @pytest.mark.parametrize(
@@ -111,7 +103,7 @@ def error_of(example, task=TASK, **changes):
 )
 def test_by_each_rule(rule, passages, current, past, loss):
     task, example = TASK if rule == "facts" else FREE, retrieval(CITY, passages, current, past)
-    assert trace(task, example).rule == rule
+    assert error_analysis.trace(task, example).rule == rule
     assert error_of(example, task) == loss
 
 
@@ -141,7 +133,7 @@ def test_faulty_gold_right_answers_and_questions_without_one():
     assert classes == ["gold_faulty", "never_written", "gold_faulty"]
     nobody = Question(id="no", question="Where does Ana live?")
     assert error_of(retrieval(nobody, ["city: Rome"])) == "should_have_abstained"
-    assert trace(TASK, retrieval(nobody)) == Trace()
+    assert error_analysis.trace(TASK, retrieval(nobody)) == error_analysis.Trace()
     assert error_of(retrieval(), correct=True) is None
 
 
@@ -168,7 +160,7 @@ def test_all_evidence_is_needed():
     assert error_of(retrieval(both_turns, half), FREE) == "partly_retrieved", "the entries are not known"
     assert error_of(held(both_turns, complete), FREE) == "not_retrieved"
     assert error_of(retrieval(both_turns, complete), FREE) == "answered_wrong"
-    assert [evidence_recall(retrieval(both_turns, shown)) for shown in (half, complete)] == [0.5, 1.0]
+    assert [error_analysis.evidence_recall(retrieval(both_turns, shown)) for shown in (half, complete)] == [0.5, 1.0]
 
 
 def test_an_answer_that_is_in_no_words_is_not_found():
@@ -230,7 +222,7 @@ def test_entries_are_tied_to_turns_by_their_words(turns, question, answers, text
 
 def test_sentences_end_at_stops_but_not_at_abbreviations():
     sentences = ["Dr. Weber paid 3.50 euros.", "Good!", "我很好。", "再见。"]
-    assert list(split_sentences("Dr. Weber paid 3.50 euros. Good! 我很好。再见。")) == sentences
+    assert list(error_analysis.split_sentences("Dr. Weber paid 3.50 euros. Good! 我很好。再见。")) == sentences
 
 
 @pytest.mark.parametrize("answer", ["Yes", "no", "2", "Twelve", "17"])
@@ -267,11 +259,11 @@ def test_every_spoiled_memory_gets_its_class():
 
 def test_waterfall_by_hand():
     apart = {"should_have_abstained", "not_found", "partly_retrieved"}
-    lost_by = [name for name in ERROR_CLASSES if name not in apart]
+    lost_by = [name for name in error_analysis.ERROR_CLASSES if name not in apart]
     records = [wrong(error_class=loss, ceiling=loss != "gold_faulty") for loss in lost_by]
     records += [wrong(correct=True, ceiling=True) for _ in range(3)] + [wrong(error_class="should_have_abstained")]
     records += [wrong(Question(id="x", question="?", category="other"), error_class="not_found")]
-    other, update, complete = waterfall(records)
+    other, update, complete = error_analysis.waterfall(records)
     assert (update.ability, update.n, update.ceiling) == ("update", 10, 8 / 9)
     assert (update.ceiling_n, update.ceiling_answered, other.ceiling_n) == (9, 3 / 9, 0), "of the same questions"
     steps = (update.sound, update.written, update.kept, update.retrieved, update.answered)
@@ -282,12 +274,12 @@ def test_waterfall_by_hand():
     assert shares == ("other", None, None, 0.0, 0.0)
     assert (complete.ability, complete.n, complete.written, complete.answered) == ("all", 11, None, 3 / 11)
     assert json.loads(json.dumps(complete.as_json()))["losses"]["not_found"] == 1
-    assert waterfall([wrong()]) == waterfall([]) == [], "without classes there is none"
+    assert error_analysis.waterfall([wrong()]) == error_analysis.waterfall([]) == [], "without classes there is none"
 
 
 def test_feedback_says_what_was_lost():
     example = retrieval(CITY, ["city: Oslo", "pet:\n cat"], ["city: Oslo"], ["city: Oslo", "city: Rome"])
-    assert classified(TASK, example, wrong(answer="Oslo", stale=True)).feedback.splitlines() == [
+    assert error_analysis.classified(TASK, example, wrong(answer="Oslo", stale=True)).feedback.splitlines() == [
         "Question: Where do I live?",
         "Answered: Oslo",
         "Right: Rome",
@@ -297,21 +289,21 @@ def test_feedback_says_what_was_lost():
         "Lost: what was asked for was written, then overwritten or deleted.",
         "An outdated statement about this is still in the memory.",
     ]
-    assert classified(TASK, example, wrong(answer="Oslo"), style="compact").feedback.splitlines() == [
+    assert error_analysis.classified(TASK, example, wrong(answer="Oslo"), style="compact").feedback.splitlines() == [
         "ask: Where do I live?",
         "answer: Oslo",
         "right: Rome",
         "said: I moved to Rome on Monday.",
     ]
-    assert classified(TASK, example, wrong(correct=True)).feedback == ""
+    assert error_analysis.classified(TASK, example, wrong(correct=True)).feedback == ""
     nobody = retrieval(Question(id="no", question="Where does Ana live?"))
-    assert classified(TASK, nobody, wrong(answer="")).feedback.splitlines()[1:4] == [
+    assert error_analysis.classified(TASK, nobody, wrong(answer="")).feedback.splitlines()[1:4] == [
         "Answered: (nothing)",
         "Right: that it is not known",
         "Retrieved: (nothing)",
     ]
     long = retrieval(CITY, ["word " * 100, "b", "c", "d"])
-    retrieved = classified(TASK, long, wrong()).feedback.splitlines()[3]
+    retrieved = error_analysis.classified(TASK, long, wrong()).feedback.splitlines()[3]
     assert retrieved == f"Retrieved: {'word ' * 59}word… | b | c"
 
 
@@ -346,7 +338,9 @@ def test_the_cost_is_linear_in_the_length_of_a_conversation(rule):
         sys.setprofile(count)
         try:
             records = [
-                classified(task, replace(retrieval(question), entries=written, history=written), wrong(question))
+                error_analysis.classified(
+                    task, replace(retrieval(question), entries=written, history=written), wrong(question)
+                )
                 for question in questions
             ]
         finally:

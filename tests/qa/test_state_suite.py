@@ -13,16 +13,6 @@ from memalpha.qa import state_suite
 from memalpha.qa.from_config import load_settings
 from memalpha.qa.passages import Passage, Retrieval
 from memalpha.qa.scoring.judge import Judge
-from memalpha.qa.state_suite import (
-    SCORES,
-    compare_task,
-    format_gold_scores,
-    format_state,
-    run_state,
-    says,
-    score_memories,
-    verdict,
-)
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic.state_world import SITUATIONS
 from memalpha.types import Chunk, Question, Task
@@ -31,7 +21,7 @@ from memalpha.types import Chunk, Question, Task
 def judged(*entries: str, core: str = "", answers=("Rome",), stale=("Oslo",), false="", marks="") -> str:
     meta = {"stale": list(stale), "false": false, "marks": marks}
     question = Question(id="q", question="Where?", answers=answers, meta=meta)
-    return verdict(Retrieval(question, (), 0, 0, core, tuple(map(Passage, entries))))
+    return state_suite.verdict(Retrieval(question, (), 0, 0, core, tuple(map(Passage, entries))))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +47,7 @@ def test_verdicts(entries, options, expected) -> None:
 
 def test_a_perfect_writer_is_right_and_an_append_only_one_about_what_stays(tmp_path) -> None:
     systems = ["append-only", "scripted:oracle", "empty"]
-    result = run_state(load_settings("state", {"limit": 3, "systems": systems, "out": tmp_path}))
+    result = state_suite.run_state(load_settings("state", {"limit": 3, "systems": systems, "out": tmp_path}))
     append_only, oracle, empty = result["systems"]
     assert oracle["right"] == 1.0 and oracle["interval"] is None
     right = {name: shares["right"] for name, shares in append_only["situations"].items()}
@@ -65,7 +55,7 @@ def test_a_perfect_writer_is_right_and_an_append_only_one_about_what_stays(tmp_p
     assert all(right[name] == 0.0 for name in ("update", "update_cue", "correction", "retraction"))
     assert empty["situations"]["retraction"]["right"] == 1.0 and empty["situations"]["tracking"]["missing"] == 1.0
     assert json.loads((tmp_path / "eval" / "state.json").read_text(encoding="utf-8"))["questions"] == 60
-    assert all(name in format_state(result) for name in (*systems, *SITUATIONS))
+    assert all(name in state_suite.format_state(result) for name in (*systems, *SITUATIONS))
 
 
 def test_the_command() -> None:
@@ -97,12 +87,12 @@ TASK = Task(
     ],
 )
 def test_words_decide_strictly(text, fact, expected):
-    assert says(text, fact) == expected
+    assert state_suite.says(text, fact) == expected
 
 
 def test_what_is_compared():
     before, after = (FIRST, "hello"), (FIRST, MOVED, "Ana is rich")
-    items = [(item.score, item.statement, item.texts) for item in compare_task(TASK, [before, after])]
+    items = [(item.score, item.statement, item.texts) for item in state_suite.compare_task(TASK, [before, after])]
     assert items[:3] == [("recall", FIRST, before), ("precision", FIRST, (FIRST,)), ("precision", "hello", (FIRST,))]
     changed = [("recall", MOVED, after), ("omitted", MOVED, after), ("stale", FIRST, (FIRST, "Ana is rich"))]
     written = [("precision", text, (MOVED,)) for text in (MOVED, "Ana is rich")]
@@ -112,8 +102,10 @@ def test_what_is_compared():
 def scores(tmp_path, system: str, **settings) -> dict:
     save_jsonl([TASK], tmp_path / "t.jsonl")
     overrides = {"data": str(tmp_path / "t.jsonl"), "systems": [system], **settings}
-    [row] = score_memories(load_settings("state", overrides))["systems"]
-    return {score: None if row[score] is None else row[score]["value"] for score in SCORES} | {"un": row["unjudged"]}
+    [row] = state_suite.score_memories(load_settings("state", overrides))["systems"]
+    return {score: None if row[score] is None else row[score]["value"] for score in state_suite.SCORES} | {
+        "un": row["unjudged"]
+    }
 
 
 def test_the_oracle_states_all_and_an_empty_memory_nothing(tmp_path):
@@ -142,7 +134,7 @@ def test_the_command_compares_memories_with_gold_operations(tmp_path):
     assert shown.exit_code == 0, shown.output
     result = json.loads(shown.stdout)
     assert json.loads((tmp_path / "run" / "eval" / "gold_scores.json").read_text()) == result
-    assert "by words; conversations: 1\n" in format_gold_scores(result)
+    assert "by words; conversations: 1\n" in state_suite.format_gold_scores(result)
 
 
 def test_tasks_without_gold_operations_are_refused(tmp_path):
