@@ -18,7 +18,7 @@ import re
 import time
 import unicodedata
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from itertools import chain
@@ -699,14 +699,11 @@ class RecordedEmbedder:
             self._loaded = checked
         return self._loaded
 
-    def encode(self, contents: Sequence[str], rows: Namespace) -> np.ndarray:
-        """Return the embeddings of contents to store in `rows`, float32 (n, dim); stored ones are reused."""
-        embedder = self.load()
-        return (embedder if self.is_cheap else StoredEmbedder(rows, embedder)).encode(contents)
-
-    def embed(self, contents: Sequence[str], rows: Namespace) -> dict[str, np.ndarray]:
-        """Return `encode` by content."""
-        return dict(zip(contents, self.encode(contents, rows), strict=True))
+    def embed(self, contents: Iterable[str], rows: Namespace) -> dict[str, np.ndarray]:
+        """Return the embeddings of contents to store in `rows`, float32 (dim,) by content; stored ones are reused."""
+        embedder, distinct = self.load(), list(dict.fromkeys(contents))
+        vectors = (embedder if self.is_cheap else StoredEmbedder(rows, embedder)).encode(distinct)
+        return dict(zip(distinct, vectors, strict=True))
 
 
 def embedder_record(embedder: str | Embedder) -> str:

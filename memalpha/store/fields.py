@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -269,30 +269,18 @@ def check_timestamp(timestamp: str | None) -> None:
         raise InvalidContent(f"timestamp {brief_repr(timestamp)} is no ISO 8601 date or time (2024-05-01)")
 
 
-def update_operation(
-    current: MemoryEntry,
-    *,
-    id: str,
-    content: str | None = None,
-    timestamp: str | None = None,
-    metadata: Mapping[str, Any] | None = None,
-    merge_metadata: bool = False,
-    **fields: Any,
-) -> Operation:
-    """Return the operation of an update, by the arguments of `Memory.update`.
+def complete_update(update: Operation, current: MemoryEntry, *, merge_metadata: bool) -> Operation:
+    """Return an update with what depends on the entry's live version, as `Memory.update` explains.
 
     Args:
+        update: Operation with the arguments of `Memory.update`; None keeps a field.
         current: Live version of the entry.
-        id: Id of the entry.
-        content: New text; None keeps it.
-        timestamp: New timestamp; None keeps it, unless the content changes.
-        metadata: New metadata; None keeps it.
-        merge_metadata: Set the keys of `metadata` in the old one, and remove those that are None.
-        **fields: Further fields of the operation.
+        merge_metadata: Set the keys of its metadata in the old one, and remove those that are None.
 
     Raises:
         InvalidContent: The content or the metadata cannot be stored.
     """
+    content, timestamp, metadata = update.content, update.timestamp, update.metadata
     if timestamp is None and content is not None and current.content != clean_content(content):
         timestamp = ""
     if merge_metadata and metadata is not None:
@@ -301,7 +289,7 @@ def update_operation(
         merged = {**current.metadata, **metadata}
         metadata = {key: value for key, value in merged.items() if value is not None or key not in metadata}
     content = current.content if content is None else content
-    return Operation("update", id=id, content=content, timestamp=timestamp, metadata=metadata, **fields)
+    return replace(update, content=content, timestamp=timestamp, metadata=metadata)
 
 
 def clean_core_text(schema: MemorySchema, value: object) -> str:

@@ -130,11 +130,9 @@ class KeyedEntries:
                 turn=turn,
             )
             try:
-                entry = self.store.change(operation).entry
+                return self.store.change(operation).made
             except DuplicateContent:  # nothing but the origin would change
                 return self.store.get(id)
-            assert entry is not None
-            return entry
 
     def delete(self, key: str) -> bool:
         """End the entry of a key; return False if there is none."""

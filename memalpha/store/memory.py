@@ -21,7 +21,7 @@ import numpy as np
 from memalpha.arguments import check_count, check_flag, check_texts, check_type
 from memalpha.errors import DuplicateContent, InvalidContent, MemalphaError, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import CheckedEmbedder, Embedder, load_cross_encoder
-from memalpha.store.fields import ARGUMENTS, check_text, check_timestamp, update_operation
+from memalpha.store.fields import ARGUMENTS, check_text, check_timestamp, complete_update
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.corpus import Corpus, Document
@@ -367,11 +367,9 @@ class Memory(ABC):
             "insert", None, category, content, timestamp, importance, metadata, source, chunk, turn, expires
         )
         try:
-            entry = self.change(operation).entry
+            return self.change(operation).made
         except DuplicateContent as duplicate:
             return self.get(duplicate.entry_id)
-        assert entry is not None
-        return entry
 
     @refuse_other_keywords
     def add(self, content: str, *, category: str | None = None, **fields: Any) -> MemoryEntry:
@@ -424,9 +422,7 @@ class Memory(ABC):
             except UnknownEntry:
                 category = category or self.schema.default_category
                 fields.pop("merge_metadata", None)  # there is nothing to merge with
-                entry = self.change(Operation("insert", id=key, category=category, content=content, **fields)).entry
-                assert entry is not None
-                return entry
+                return self.change(Operation("insert", id=key, category=category, content=content, **fields)).made
             if category not in (None, current.category):
                 raise StoreError(f"key {key!r} holds an entry of category {current.category!r}, not {category!r}")
             try:
@@ -475,24 +471,11 @@ class Memory(ABC):
             DuplicateContent: Only the origin would change.
         """
         check_flag("merge_metadata", merge_metadata)
+        update = Operation("update", id, None, content, timestamp, importance, metadata, source, chunk, turn, expires)
         # What depends on the old version must be read where nobody else writes.
         with self._exclusive() if content is None or merge_metadata else nullcontext():
-            operation = update_operation(
-                self.get(id),
-                id=id,
-                content=content,
-                timestamp=timestamp,
-                importance=importance,
-                metadata=metadata,
-                source=source,
-                chunk=chunk,
-                turn=turn,
-                expires=expires,
-                merge_metadata=merge_metadata,
-            )
-            entry = self.change(operation).entry
-        assert entry is not None
-        return entry
+            current = self.get(id)
+            return self.change(complete_update(update, current, merge_metadata=merge_metadata)).made
 
     def delete(
         self, id: str, *, source: str | None = None, chunk: int | None = None, turn: str | None = None

@@ -80,6 +80,12 @@ class Change:
     ended: MemoryEntry | None = None
     entry: MemoryEntry | None = None
 
+    @property
+    def made(self) -> MemoryEntry:
+        """Version that an insert or an update made."""
+        assert self.entry is not None
+        return self.entry
+
 
 def plan(view: StateView, operation: Operation, position: int) -> Change:
     """Return the change that `operation` makes to the memory behind `view`. Nothing is modified.

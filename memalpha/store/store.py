@@ -41,7 +41,7 @@ from memalpha.errors import (
 )
 from memalpha.store import history as timeline
 from memalpha.store.backends.base import Backend, Clock, Durability, system_clock
-from memalpha.store.backends.namespace import LogEnd, vector_rows
+from memalpha.store.backends.namespace import LogEnd
 from memalpha.store.embedding import Embedder, RecordedEmbedder, normalize_vectors
 from memalpha.store.fields import (
     FILTERED,
@@ -57,8 +57,8 @@ from memalpha.store.fields import (
     check_text,
     check_timestamp,
     clean_content,
+    complete_update,
     is_text,
-    update_operation,
     validate_facts,
 )
 from memalpha.store.filters import Filter, Where, filter_fields
@@ -575,13 +575,14 @@ class MemoryStore(Memory):
             EmbedderError: The embedder returned vectors that cannot be stored.
         """
         checked = validate_facts(facts, self.schema, self.max_content)
+        contents = [fact.content for fact in checked]
         if vectors is None:
-            rows = self._vector_rows(checked)
+            embeddings = self.recorded_embedder.embed(contents, self.rows)
         else:
-            contents = [fact.content for fact in checked]
-            rows = vector_rows(contents, normalize_vectors(len(checked), vectors, self.recorded_embedder.dim))
+            unit_vectors = normalize_vectors(len(checked), vectors, self.recorded_embedder.dim)
+            embeddings = dict(zip(contents, unit_vectors, strict=True))
         with self._transaction(write=True) as log_end:
-            return self.rows.insert_facts(log_end, checked, rows)
+            return self.rows.insert_facts(log_end, checked, embeddings)
 
     def apply_all(self, operations: Sequence[Operation]) -> tuple[Operation, ...]:
         if len(operations) == 1 or self.database.is_atomic:
@@ -600,10 +601,10 @@ class MemoryStore(Memory):
                 facts[index] = check_fact(as_fact(operation), self.schema, self.max_content)
             except (InvalidContent, UnknownCategory) as error:
                 outcomes[index] = error
-        rows = self._vector_rows(facts.values())
+        vectors = self.recorded_embedder.embed((fact.content for fact in facts.values()), self.rows)
         with self._transaction(write=True) as log_end:
             position = log_end.position
-            entries = self.rows.insert_facts(log_end, list(facts.values()), rows)
+            entries = self.rows.insert_facts(log_end, list(facts.values()), vectors)
             for index, entry in zip(facts, entries, strict=True):
                 if entry.valid_from > position:  # positions of new entries follow each other
                     position = entry.valid_from
@@ -613,11 +614,6 @@ class MemoryStore(Memory):
                 else:
                     outcomes[index] = duplicate_error(entry)
         return outcomes
-
-    def _vector_rows(self, facts: Iterable[CheckedFact]) -> dict[str, tuple[bytes, bytes]]:
-        """Return the stored rows of the embeddings of all contents, by content, embedded in one batch."""
-        contents = list(dict.fromkeys(fact.content for fact in facts))
-        return vector_rows(contents, self.recorded_embedder.encode(contents, self.rows))
 
     def add_many(self, contents: Iterable[str], *, category: str | None = None, **fields: Any) -> list[MemoryEntry]:
         """Store many facts in one category, all or none, as `insert_many` does.
@@ -660,17 +656,16 @@ class MemoryStore(Memory):
                     check_content_size(row["content"], self.max_content)
                 check_timestamp(row.get("timestamp"))
                 rows.append(row)
-        vectors = self.recorded_embedder.embed(
-            list(dict.fromkeys(row["content"] for row in rows if row.get("content") is not None)), self.rows
-        )
+        new_contents = (row["content"] for row in rows if row.get("content") is not None)
+        vectors = self.recorded_embedder.embed(new_contents, self.rows)
         entries = []
         with self._transaction(write=True):
             for index, row in enumerate(rows):
                 with _named("update", index):
-                    operation = update_operation(self.get(row["id"]), **row)
-                    change = self.rows.write(operation, vectors if operation.content in vectors else None)
-                    assert change.entry is not None
-                    entries.append(change.entry)
+                    merge_metadata = row.pop("merge_metadata", False)
+                    current = self.get(row["id"])
+                    operation = complete_update(Operation("update", **row), current, merge_metadata=merge_metadata)
+                    entries.append(self.rows.write(operation, vectors if operation.content in vectors else None).made)
         return entries
 
     def delete_many(

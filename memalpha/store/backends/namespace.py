@@ -761,21 +761,22 @@ class Namespace:
                 self.scope.select(_INSERT_VECTOR, row[4], vector)
 
     def insert_facts(
-        self, log_end: LogEnd, facts: Sequence[CheckedFact], vectors: Mapping[str, tuple[bytes, bytes]]
+        self, log_end: LogEnd, facts: Sequence[CheckedFact], vectors: Mapping[str, np.ndarray]
     ) -> list[MemoryEntry]:
         """Append inserts of all facts at the end of the log, in one write.
 
         Args:
             log_end: End of the log.
             facts: Facts of `check_fact`.
-            vectors: Rows of the embeddings by content, from `vector_rows`.
+            vectors: Embeddings by content.
 
         Returns:
             The entry of each fact; for a duplicate, the existing one.
         """
         start, entries = log_end.position, dict[Hashable, MemoryEntry]()  # live entries by key
+        digests = {content: content_digest(content) for content in vectors}
         if start:
-            entries = self.entries.with_contents(list(dict.fromkeys(vectors[fact.content][0] for fact in facts)))
+            entries = self.entries.with_contents(list(digests.values()))
         # A text that is told once needs no identity, which costs as much as a row.
         holders = Counter(fact.content for fact in facts)
         holders.update(entry.content for entry in entries.values())
@@ -802,10 +803,10 @@ class Namespace:
                 fields |= {name: fields[name] or None for name in TIMES}
                 logged = row_values((id, fact.category, fact.content, *fields.values()))
             entries[key] = make_entry(id, fact.category, fact.content, *fields.values(), 1, position)
-            versions.append((1, position, None, position, vectors[fact.content][0], *logged))
+            versions.append((1, position, None, position, digests[fact.content], *logged))
         self.scope.statements.executemany(_INSERT_OPERATION, operations)
         self.entries.extend(versions)
-        self.vectors.extend({content: vectors[content] for content in contents}.values())
+        self.vectors.extend((digests[content], vector_blob(vectors[content])) for content in dict.fromkeys(contents))
         return [entries[key] for key in keys]
 
     def ids_matching(self, where: Filter) -> tuple[list[str], list[int]]:
@@ -901,12 +902,6 @@ class Namespace:
             digests, blobs = zip(*batch, strict=True)
             decode_vectors([digest.hex() for digest in digests], blobs, dim)
             target.vectors.extend(batch)
-
-
-def vector_rows(contents: Sequence[str], vectors: np.ndarray) -> dict[str, tuple[bytes, bytes]]:
-    """Return the rows of `vectors` (n, dim) as stored, digest and vector, by content."""
-    stored = np.ascontiguousarray(vectors, "<f4")
-    return {content: (content_digest(content), row.tobytes()) for content, row in zip(contents, stored, strict=True)}
 
 
 def vector_blob(vector: np.ndarray) -> bytes:

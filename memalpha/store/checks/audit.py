@@ -117,7 +117,7 @@ def audit(store: MemoryStore, *, queries: Sequence[str] | None = None, k: int = 
         position, entries = store.rows.log.position, store.rows.entries.live()
         result.findings += find_contradictions(entries)
         result.findings += stale_findings(store)
-    vectors = store.recorded_embedder.embed(list(dict.fromkeys(entry.content for entry in entries)), store.rows)
+    vectors = store.recorded_embedder.embed((entry.content for entry in entries), store.rows)
     rows = np.array([vectors[entry.content] for entry in entries], np.float32)
     result.findings += find_duplicates(entries, rows)
     result.retrieval = measure_retrieval(store, position, entries, queries, k)
