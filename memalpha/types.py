@@ -6,36 +6,16 @@ frozen dataclasses. This module imports no torch and does not depend on stores, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Generic, Literal, cast
+from typing import Any, Generic, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from typing_extensions import TypeVar  # typing's own has defaults from Python 3.13 on
 
 T = TypeVar("T")
-
-
-def fast_maker(record: type[T]) -> Callable[..., T]:
-    """Return a function that makes an instance of positional values, in a third of the constructor's time.
-
-    The constructor of `dataclass` sets each frozen field by a call. This fills an instance of a class with the same
-    slots that is not frozen, and changes its class.
-    """
-    specification = [
-        (spec.name, spec.type, field(default=spec.default, default_factory=spec.default_factory))
-        for spec in fields(cast("Any", record))
-    ]
-    draft: Any = make_dataclass(record.__name__, specification, slots=True)
-
-    def make(*values: Any) -> T:
-        instance = draft(*values)
-        instance.__class__ = record
-        return instance
-
-    return make
 
 
 OperationKind = Literal["insert", "update", "delete", "core_update"]

@@ -6,7 +6,8 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from memalpha.types import MemoryEntry, fast_maker
+from memalpha.store.fields import fast_maker
+from memalpha.types import MemoryEntry
 
 
 def test_it_makes_the_same() -> None:

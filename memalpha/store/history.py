@@ -228,22 +228,16 @@ def revert(
                 if operation.id is not None:
                     ids[operation.id] = None
         start = page[-1][0]
-    planned = [
-        plan for id in ids if (plan := _plan_entry(namespace, id, namespace.entries.history(id), selected, reason, now))
-    ]
-    core = _plan_core(namespace, core_positions, selected, reason)
-    planned += [core] if core else []
+    plans = [_plan_entry(namespace, id, selected, reason, now) for id in ids]
+    plans.append(_plan_core(namespace, core_positions, selected, reason))
+    planned = [plan for plan in plans if plan is not None]
+    conflicts = tuple(item for item, operation in planned if operation is None)
+    changes = [(item, operation) for item, operation in planned if operation is not None]
     order = ("delete", "update", "insert", "core_update")
-    planned.sort(key=lambda plan: order.index(plan[1].kind) if plan[1] else len(order))
-    changes, conflicts = [], []
-    for item, operation in planned:
-        if operation is None:
-            conflicts.append(item)
-            continue
-        if not dry_run:
-            namespace.write(operation)
-        changes.append(item)
-    return Revert(tuple(changes), tuple(conflicts), position, not dry_run)
+    changes.sort(key=lambda change: order.index(change[1].kind))
+    for _, operation in () if dry_run else changes:
+        namespace.write(operation)
+    return Revert(tuple(item for item, _ in changes), conflicts, position, not dry_run)
 
 
 def _last_run(positions: Sequence[int], selected: set[int]) -> tuple[int, int] | None:
@@ -258,9 +252,10 @@ def _last_run(positions: Sequence[int], selected: set[int]) -> tuple[int, int] |
 
 
 def _plan_entry(
-    namespace: Namespace, id: str, versions: Sequence[MemoryEntry], selected: set[int], reason: str, now: str
+    namespace: Namespace, id: str, selected: set[int], reason: str, now: str
 ) -> tuple[RevertedEntry, Operation | None] | None:
     """Return the change of one entry with its operation (None in a conflict), or None if nothing of it remains."""
+    versions = namespace.entries.history(id)
     events: list[tuple[int, MemoryEntry | None]] = []  # position, version that is live afterwards
     for index, version in enumerate(versions):
         events.append((version.valid_from, version))

@@ -414,7 +414,7 @@ class Memory(ABC):
         if unknown := fields.keys() - _FIELDS:
             raise TypeError(f"upsert() got an unexpected keyword argument {min(unknown)!r}")
         check_text("key", key)  # None would be an id of the store's making, so another entry each time
-        with self._exclusive():  # no other writer between reading the key and writing it
+        with self.exclusive():  # no other writer between reading the key and writing it
             if category is not None:
                 self.schema.check_category(category)
             try:
@@ -430,7 +430,7 @@ class Memory(ABC):
             except DuplicateContent:  # it says exactly this already
                 return self.get(key)
 
-    def _exclusive(self) -> AbstractContextManager[Any]:
+    def exclusive(self) -> AbstractContextManager[Any]:
         """Return a block in which nobody else writes."""
         return nullcontext()
 
@@ -473,7 +473,7 @@ class Memory(ABC):
         check_flag("merge_metadata", merge_metadata)
         update = Operation("update", id, None, content, timestamp, importance, metadata, source, chunk, turn, expires)
         # What depends on the old version must be read where nobody else writes.
-        with self._exclusive() if content is None or merge_metadata else nullcontext():
+        with self.exclusive() if content is None or merge_metadata else nullcontext():
             current = self.get(id)
             return self.change(complete_update(update, current, merge_metadata=merge_metadata)).made
 

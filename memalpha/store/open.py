@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from memalpha.store.backends.base import Backend, Clock, Durability, system_cloc
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.backends.sqlite import ReadOnlyDatabase, SQLiteDatabase, create_file
 from memalpha.store.embedding import Embedder, RecordedEmbedder, embedder_record
-from memalpha.store.fields import is_text
+from memalpha.store.fields import is_text, prefix_errors
 from memalpha.store.schema import MemorySchema, load_schema
 from memalpha.types import Operation
 
@@ -218,10 +218,8 @@ def copy_store(source: str | Path, target: str | Path) -> dict[str, int]:
         StoreError: The source is no store, or the target is not empty or cannot hold the source.
     """
     source_database, schema, _ = open_database(source)
-    try:
+    with closing(source_database):
         return _copy_database(source_database, schema, target)
-    finally:
-        source_database.close()
 
 
 def back_up(database: Backend, schema: MemorySchema, target: str | Path) -> dict[str, int]:
@@ -243,10 +241,8 @@ def back_up(database: Backend, schema: MemorySchema, target: str | Path) -> dict
     if database.path == ":memory:" or is_url(database.path):
         return _copy_database(database, schema, target)
     reader, _, _ = open_database(database.path, clock=database.clock, read_only=database.is_read_only)
-    try:
+    with closing(reader):
         return _copy_database(reader, schema, target)
-    finally:
-        reader.close()
 
 
 def _copy_database(source: Backend, schema: MemorySchema, target: str | Path) -> dict[str, int]:
@@ -263,10 +259,8 @@ def _copy_database(source: Backend, schema: MemorySchema, target: str | Path) ->
         for name in names:
             original, copy = open_namespace(source, name, schema), open_namespace(target_database, name, schema)
             position = positions[name] = original.log.position
-            try:
+            with prefix_errors(f"namespace {name!r}"):
                 original.copy_to(copy, position)
-            except StoreError as error:
-                raise type(error)(f"namespace {name!r}: {error}") from error
             if copy.log.fingerprint(position) != original.log.fingerprint(position):
                 raise StoreError(f"namespace {name!r}: the copy's log does not end as that of {source.path} does")
         return positions

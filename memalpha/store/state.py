@@ -8,7 +8,7 @@ current: `valid_from` inclusive, `valid_to` exclusive.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Protocol
@@ -309,13 +309,16 @@ class MemoryState:
             core = change.operation.content or ""
         if change.ended is not None:
             ended_entry = change.ended
-            contents = _set_holders(contents, ended_entry, lambda ids: tuple(id for id in ids if id != ended_entry.id))
+            key = ended_entry.category, ended_entry.content
+            ids = tuple(id for id in contents[key] if id != ended_entry.id)
+            contents = contents.set(key, ids) if ids else contents.delete(key)
             if change.entry is None:
                 live, ended = live.delete(ended_entry.id), ended.set(ended_entry.id, ended_entry)
         if change.entry is not None:
             new_entry = change.entry
+            key = new_entry.category, new_entry.content
             live = live.set(new_entry.id, new_entry)
-            contents = _set_holders(contents, new_entry, lambda ids: (*ids, new_entry.id))
+            contents = contents.set(key, (*contents.get(key, ()), new_entry.id))
             if new_entry.id not in created:
                 created = created.set(new_entry.id, position)
             elif new_entry.id in ended:
@@ -402,17 +405,6 @@ def _complete_operation(
         for (name, check), value in zip(FIELD_CHECKS.items(), _CHECKED_FIELDS(operation), strict=True)
     ]
     return make_operation(operation.kind, id, category, content, *fields)
-
-
-def _set_holders(
-    contents: Map[tuple[str, str], tuple[str, ...]],
-    entry: MemoryEntry,
-    change: Callable[[tuple[str, ...]], tuple[str, ...]],
-) -> Map[tuple[str, str], tuple[str, ...]]:
-    """Return the map of holders with a change of the ids that hold the content of an entry."""
-    key = entry.category, entry.content
-    ids = change(contents.get(key, ()))
-    return contents.set(key, ids) if ids else contents.delete(key)
 
 
 def refuse_duplicate(existing: MemoryEntry | None) -> None:

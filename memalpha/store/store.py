@@ -58,7 +58,7 @@ from memalpha.store.fields import (
     check_timestamp,
     clean_content,
     complete_update,
-    is_text,
+    prefix_errors,
     validate_facts,
 )
 from memalpha.store.filters import Filter, Where, filter_fields
@@ -354,10 +354,8 @@ class MemoryStore(Memory):
         with self._transaction() as log_end:
             entries, first = self.rows.entries, 0
             if after is not None:
-                try:
+                with prefix_errors("after"):
                     first = entries.creation_positions([after])[after]
-                except UnknownEntry as error:
-                    raise UnknownEntry(f"after: {error}") from None
             position = self.rows.log.resolve_as_of(as_of)
             if where is None or entry_filter is None:
                 return entries.live(category, after=after, limit=limit, position=position)
@@ -383,7 +381,7 @@ class MemoryStore(Memory):
         ids = list(dict.fromkeys(check_texts("ids", ids)))
         with self._transaction():
             position = self.rows.log.resolve_as_of(as_of)
-            entries = self.rows.entries.versions_at([id for id in ids if is_text(id)], position)
+            entries = self.rows.entries.versions_at(ids, position)
         return {id: entries[id] for id in ids if id in entries}
 
     def count(self, category: str | None = None, *, where: Where = None, as_of: int | str | None = None) -> int:
@@ -443,8 +441,6 @@ class MemoryStore(Memory):
         Outer whitespace is ignored.
         """
         check_type("content", content, str, error=InvalidContent)
-        if not is_text(content):  # nothing can hold it
-            return None
         with self._transaction():
             return self.rows.entries.find(category, content.strip())
 
@@ -647,7 +643,7 @@ class MemoryStore(Memory):
         """
         rows: list[dict[str, Any]] = []
         for index, update in enumerate(check_items("updates", updates, of="mappings")):
-            with _named("update", index):
+            with prefix_errors(f"update {index}"):
                 if not isinstance(update, Mapping) or not {"id"} <= update.keys() <= {"id", *UPDATE_FIELDS}:
                     raise StoreError(f"a mapping with id and none but {', '.join(UPDATE_FIELDS)} is needed")
                 row = dict(update)
@@ -661,7 +657,7 @@ class MemoryStore(Memory):
         entries = []
         with self._transaction(write=True):
             for index, row in enumerate(rows):
-                with _named("update", index):
+                with prefix_errors(f"update {index}"):
                     merge_metadata = row.pop("merge_metadata", False)
                     current = self.get(row["id"])
                     operation = complete_update(Operation("update", **row), current, merge_metadata=merge_metadata)
@@ -705,7 +701,7 @@ class MemoryStore(Memory):
                 ids = [entry.id for entry in self.list(category, where=where)]
             ended = []
             for index, id in enumerate(dict.fromkeys(ids)):
-                with _named("delete", index):
+                with prefix_errors(f"delete {index}"):
                     operation = Operation("delete", id=id, source=source, chunk=chunk, turn=turn)
                     ended.append(self.rows.write(operation).ended)
             return ended
@@ -1096,7 +1092,7 @@ class MemoryStore(Memory):
             log_end = self.rows.log.end()
         return log_end
 
-    def _exclusive(self) -> AbstractContextManager[LogEnd]:
+    def exclusive(self) -> AbstractContextManager[LogEnd]:
         return self._transaction(write=True)
 
     def _log_rows(self, after: int) -> Iterator[tuple[int, str, int, Operation]]:
@@ -1135,13 +1131,3 @@ class MemoryStore(Memory):
         except ScrubPending as pending:
             pending.erasure = Erasure() if erasure is None else erasure
             raise
-
-
-@contextmanager
-def _named(kind: str, index: int) -> Iterator[None]:
-    """Put the kind and index of an operation before the message of its error."""
-    try:
-        yield
-    except StoreError as error:
-        error.args = (f"{kind} {index}: {error}", *error.args[1:])
-        raise

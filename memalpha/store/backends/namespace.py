@@ -50,7 +50,7 @@ from memalpha.store.fields import (
 from memalpha.store.filters import Filter
 from memalpha.store.quarantine import WRITER, accepted_as, list_quarantined, past_core_quarantine, quarantined_contents
 from memalpha.store.schema import MemorySchema
-from memalpha.store.state import NOT_UNDOABLE, Change, StateView, canonical_json, fact_identity, plan
+from memalpha.store.state import NOT_UNDOABLE, Change, canonical_json, fact_identity, plan
 from memalpha.types import MemoryEntry, Operation
 
 _LAST_NAMESPACE = (  # highest id that was ever given
@@ -331,22 +331,15 @@ _IS_LIVE = "valid_to IS NULL"
 _WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
 
 
-class EntryTable(StateView):
-    """Versions of a namespace's entries, as `plan` needs them. Call every method inside a transaction."""
+class EntryTable:
+    """Versions of a namespace's entries, a `StateView` for `plan`. Call every method inside a transaction."""
 
+    unique_contents = False
     _HAS_SOURCE = "source = ?"
     _HAS_TEXT = "instr(metadata, ?2) > 0"
 
     def __init__(self, scope: NamespaceScope, schema: MemorySchema) -> None:
-        self._scope, self._schema = scope, schema
-
-    @property
-    def schema(self) -> MemorySchema:
-        return self._schema
-
-    @property
-    def unique_contents(self) -> bool:
-        return False
+        self._scope, self.schema = scope, schema
 
     def used_ids(self, ids: Sequence[str]) -> set[str]:
         used = set()
@@ -374,7 +367,7 @@ class EntryTable(StateView):
         holder = content_digest(fact.content), fact.category, fact.content
         if self._scope.first(_SELECT_DUPLICATE, *holder) is None:
             return None
-        _, _, metadata, *rest = fact_identity(self._schema, fact)
+        _, _, metadata, *rest = fact_identity(self.schema, fact)
         query = f"{_SELECT_SAME}{_AT_PLACE if len(rest) > 2 else ''}ORDER BY created"
         rows = self._scope.select(query, *holder, len(metadata), *rest)
         letters = sorted(metadata)  # compared first: parsing the metadata of thousands of holders would take long
@@ -393,7 +386,7 @@ class EntryTable(StateView):
         """Return `version_at` of several entries, by id; entries that are not live are left out."""
         where, values = _live_condition(position)
         entries = {}
-        for batch, marks in _batches(ids):
+        for batch, marks in _batches(filter(is_storable, ids)):
             for entry in self._select_all(f"id IN ({marks}) AND {where}", *batch, *values):
                 entries[entry.id] = _as_live(entry)
         return entries
@@ -404,7 +397,7 @@ class EntryTable(StateView):
         for batch, marks in _batches(digests):
             where = f"{_IS_LIVE} AND digest IN ({marks}) ORDER BY created"
             for entry in self._select_all(where, *batch, index="live_content"):
-                entries.setdefault(fact_identity(self._schema, entry), entry)
+                entries.setdefault(fact_identity(self.schema, entry), entry)
         return entries
 
     def version_ended_at(self, id: str, position: int) -> MemoryEntry | None:
@@ -418,7 +411,7 @@ class EntryTable(StateView):
     def histories(self, ids: Sequence[str]) -> dict[str, list[MemoryEntry]]:
         """Return all versions of several entries by id, oldest first; unused ids are left out."""
         versions: dict[str, list[MemoryEntry]] = {}
-        for batch, marks in _batches(id for id in ids if isinstance(id, str) and is_storable(id)):
+        for batch, marks in _batches(filter(is_storable, ids)):
             for entry in self._select(f"id IN ({marks}) ORDER BY id, version", *batch):
                 versions.setdefault(entry.id, []).append(entry)
         return versions

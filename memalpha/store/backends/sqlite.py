@@ -25,7 +25,7 @@ import secrets
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -37,7 +37,7 @@ from urllib.parse import quote
 from memalpha.errors import DamagedStore, DeadlineExceeded, ScrubPending, StoreError
 from memalpha.forks import ForkAware
 from memalpha.store.backends.base import CANNOT_WRITE, DEADLINE, Backend, Clock, Durability, system_clock, watched
-from memalpha.store.fields import FORMAT, NAMES, columns, listed
+from memalpha.store.fields import FORMAT, INDEXES, NAMES, columns, listed
 
 try:
     import fcntl
@@ -48,25 +48,29 @@ _ABANDONED_AFTER = 86400.0  # seconds until a file that nobody can lock counts a
 _MODE = 0o600
 
 
-def temporary_path(path: Path) -> Path:
-    """Return a new hidden path beside a file, to be moved there once complete."""
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
-
-
 @contextmanager
-def locked_file(path: Path) -> Iterator[int]:
-    """Create a file for its owner alone and yield its descriptor; it counts as abandoned once the block has ended."""
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, _MODE)
+def hidden_file(path: Path) -> Iterator[tuple[Path, int]]:
+    """Create a hidden file beside a path, for its owner alone, that is moved there, for good, if the block succeeds.
+
+    It is locked meanwhile: an unlocked one was left by a killed process. Yields its path and its descriptor. Raises
+    `StoreError`.
+    """
+    _remove_abandoned_files(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, _MODE)
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield descriptor
+        yield temporary, descriptor
+        _move_file(temporary, path)
     finally:
+        for file in _with_logs(temporary):
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
         os.close(descriptor)
 
 
-def move_file(temporary: Path, path: Path) -> None:
-    """Move a complete file to its path, for good. Raises `StoreError`."""
+def _move_file(temporary: Path, path: Path) -> None:
     try:
         temporary.replace(path)
         if os.name == "posix":  # make the rename durable, where folders can be synced
@@ -79,7 +83,7 @@ def move_file(temporary: Path, path: Path) -> None:
         raise StoreError(f"{path}: the complete file cannot be moved there ({error.strerror})") from error
 
 
-def remove_abandoned_files(path: Path) -> None:
+def _remove_abandoned_files(path: Path) -> None:
     """Remove the temporary files of a target, with their logs, that a killed process left."""
     name = re.compile(rf"\.{re.escape(path.name)}\.\d+\.[0-9a-f]{{8}}\.partial")
     with suppress(OSError):  # no folder any more
@@ -95,7 +99,7 @@ def _with_logs(path: Path) -> list[Path]:
 
 
 def _is_abandoned(file: Path) -> bool:
-    """Return True for a file of `locked_file` whose writer was killed."""
+    """Return True for a file of `hidden_file` whose writer was killed."""
     try:
         if file.is_symlink() or not file.is_file():
             return False
@@ -119,7 +123,6 @@ _TYPES = {"text": "TEXT", "number": "REAL", "whole": "INTEGER"}
 _FIRST = NAMES[: NAMES.index("turn") + 1]  # versions have the later fields at their end
 
 # - operations_stay: a log row may change by erasure only. It becomes a stub that keeps its position, time and head.
-# - expiring, erasures, quarantine: find what expired, was erased or awaits a review without reading log or versions.
 # - spans: those of each source in order, so that neighbours of a span are found without reading the source.
 DDL = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -128,9 +131,6 @@ CREATE TABLE operations (
   ns INTEGER NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, head INTEGER NOT NULL, kind TEXT NOT NULL,
   id TEXT, category TEXT, content TEXT, {columns(_TYPES, in_log=True)}, reason TEXT,
   PRIMARY KEY (ns, seq)) WITHOUT ROWID;
-CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
-CREATE INDEX erasures ON operations (ns, seq) WHERE kind = 'erased';
-CREATE INDEX quarantine ON operations (ns, seq) WHERE kind IN ('quarantined', 'reviewed');
 CREATE TRIGGER operations_stay BEFORE UPDATE ON operations WHEN NOT (
   OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
     = (OLD.ns, OLD.seq, OLD.time, OLD.head)
@@ -142,9 +142,7 @@ CREATE TABLE versions (
   {columns(_TYPES, in_log=False, names=_FIRST)},
   valid_from INTEGER NOT NULL, valid_to INTEGER, created INTEGER NOT NULL, digest BLOB NOT NULL,
   {columns(_TYPES, in_log=False, names=NAMES[len(_FIRST) :])}, PRIMARY KEY (ns, id, version)) WITHOUT ROWID;
-CREATE UNIQUE INDEX live_order ON versions (ns, created) WHERE valid_to IS NULL;
-CREATE INDEX live_content ON versions (ns, digest) WHERE valid_to IS NULL;
-CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expires IS NOT NULL;
+{INDEXES}
 CREATE INDEX spans ON versions (ns, source, coalesce(chunk, -1), created)
   WHERE valid_to IS NULL AND turn IS NOT NULL AND source IS NOT NULL;
 CREATE TABLE vectors (ns INTEGER NOT NULL, digest BLOB NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (ns, digest));
@@ -686,22 +684,13 @@ def create_file(path: Path, meta: Mapping[str, str]) -> Iterator[SQLiteDatabase]
     _check_path(path, create=True)
     if path.exists():
         raise StoreError(f"{path} already exists: give another path")
-    remove_abandoned_files(path)
-    temporary = temporary_path(path)
-    with locked_file(temporary):
-        try:
-            database = SQLiteDatabase(
-                str(temporary), create=True, initial_meta=lambda: {key: meta[key] for key in ("schema", "embedder")}
-            )
-            try:
-                yield database
-                database.empty_wal()
-            finally:
-                database.close()
-            move_file(temporary, path)
-        finally:
-            for file in _with_logs(temporary):
-                file.unlink(missing_ok=True)
+    with hidden_file(path) as (temporary, _):
+        database = SQLiteDatabase(
+            str(temporary), create=True, initial_meta=lambda: {key: meta[key] for key in ("schema", "embedder")}
+        )
+        with closing(database):
+            yield database
+            database.empty_wal()
 
 
 def _check_path(path: Path, create: bool) -> None:

@@ -28,7 +28,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -40,9 +40,6 @@ from memalpha.store.search.lexical import words
 from memalpha.store.store import MemoryStore
 from memalpha.store.values import is_contradictory, key_value, normalize, slot_value
 from memalpha.types import MemoryEntry, is_iso_time
-
-if TYPE_CHECKING:
-    from memalpha.store.store import MemoryStore
 
 Kind = Literal["contradiction", "stale", "duplicate", "unretrieved", "orphan"]
 KINDS: tuple[Kind, ...] = ("contradiction", "stale", "duplicate", "unretrieved", "orphan")

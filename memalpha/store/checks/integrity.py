@@ -6,6 +6,7 @@ gives. Every content must have a vector, finite and equal to the embedder's. No 
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -83,7 +84,7 @@ def examine(path: str | Path, *, repair: bool = False, embedder: str | Embedder 
         return HealthReport([Problem("file", f"{error}; {ADVICE}")])
     if isinstance(database, SQLiteDatabase):
         database.read_damaged_text()
-    try:
+    with closing(database):
         before = _examine(database, embedder, repair=repair)
         if not repair or not before.problems:
             return before
@@ -91,8 +92,6 @@ def examine(path: str | Path, *, repair: bool = False, embedder: str | Embedder 
         after = _examine(database, embedder, repair=False)
         after.repaired = [problem for problem in before.problems if problem not in after.problems]
         return after
-    finally:
-        database.close()
 
 
 def _examine(database: Backend, embedder: str | Embedder | None, *, repair: bool) -> HealthReport:

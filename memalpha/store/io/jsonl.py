@@ -8,19 +8,17 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
-import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from memalpha.arguments import check_target
 from memalpha.errors import DataError, DuplicateContent, StoreError
-from memalpha.store.backends.namespace import Namespace
-from memalpha.store.backends.sqlite import locked_file, move_file, remove_abandoned_files, temporary_path
+from memalpha.store.backends.sqlite import hidden_file
 from memalpha.store.fields import FIELDS, Kind, check_content_size, check_timestamp, clean_content, format_utc
 from memalpha.store.schema import MemorySchema
 from memalpha.text_files import parse_json, read_text
@@ -106,20 +104,16 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
     """
     check_target(path)
     _check_replaceable(path)
-    temporary = temporary_path(path)
     try:
-        remove_abandoned_files(path)
-        with locked_file(temporary) as descriptor:
-            with open(descriptor, "w", encoding="utf-8", newline="\n", closefd=False) as file:
-                yield file
-                file.flush()
-                os.fsync(descriptor)
-            move_file(temporary, path)
+        with (
+            hidden_file(path) as (_, descriptor),
+            open(descriptor, "w", encoding="utf-8", newline="\n", closefd=False) as file,
+        ):
+            yield file
+            file.flush()
+            os.fsync(descriptor)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
-    finally:
-        with suppress(OSError):  # there is no such folder, or no right to it: the error above says so
-            temporary.unlink(missing_ok=True)
 
 
 def _check_replaceable(path: Path) -> None:
@@ -196,7 +190,8 @@ def _parse_line(location: str, data: Any) -> _Line:
 def import_lines(store: MemoryStore, path: str | Path, lines: Sequence[tuple[int, _Line]]) -> int:
     """Apply the lines of a file, from `read_jsonl`, as `MemoryStore.import_jsonl` does.
 
-    A pipe can be read only once, so whoever checks a file first passes on what was read.
+    A pipe can be read only once, so whoever checks a file first passes on what was read. Exact duplicates without an id
+    are skipped. Returns the number of appended operations.
     """
     contents = set()
     for number, line in lines:
@@ -206,49 +201,26 @@ def import_lines(store: MemoryStore, path: str | Path, lines: Sequence[tuple[int
                     check_timestamp(line.timestamp)
                 contents.add(content := clean_content(line.content))
                 check_content_size(content, store.max_content)
-    vectors = store.recorded_embedder.embed(sorted(contents), store.rows)
-    with store._transaction(write=True):
-        return _apply_lines(store.rows, path, lines, vectors)
-
-
-def _apply_lines(
-    namespace: Namespace, path: str | Path, lines: Iterable[tuple[int, _Line]], vectors: Mapping[str, np.ndarray]
-) -> int:
-    """Append the operations of a file's lines to a log.
-
-    Exact duplicates without an id are skipped.
-
-    Args:
-        namespace: Namespace to write to, inside a transaction.
-        path: File of the lines, for error messages.
-        lines: Line numbers and lines, from `read_jsonl`.
-        vectors: Embeddings by content.
-
-    Returns:
-        Number of appended operations.
-    """
-    before = namespace.log.position
-    for number, line in lines:
-        operation, position, effective_position = line.operation(), namespace.log.position + 1, line.head
-        # Positions, times and effective positions of an exported log apply only if the target log equals it so far.
-        as_logged = (
-            before == 0
-            and line.seq == position
-            and effective_position is not None
-            and (
-                effective_position == position
-                or namespace.log.effective_position(effective_position) == effective_position
+    vectors, log = store.recorded_embedder.embed(sorted(contents), store.rows), store.rows.log
+    with store.exclusive() as log_end:
+        for number, line in lines:
+            operation, position, head = line.operation(), log.position + 1, line.head
+            # Positions, times and heads of an exported log apply only if the target log equals it so far.
+            as_logged = (
+                log_end.position == 0
+                and line.seq == position
+                and head is not None
+                and (head == position or log.effective_position(head) == head)
             )
-        )
-        if operation.kind == "erased" and not as_logged:
-            continue  # a stub has no effect
-        duplicates = suppress(DuplicateContent) if operation.id is None else nullcontext()
-        with locate_errors(f"{path}:{number}"), duplicates:
-            if as_logged:
-                namespace.write(operation, vectors, effective_position=effective_position, time=line.time)
-            else:
-                namespace.write(operation, vectors)
-    return namespace.log.position - before
+            if operation.kind == "erased" and not as_logged:
+                continue  # a stub has no effect
+            duplicates = suppress(DuplicateContent) if operation.id is None else nullcontext()
+            with locate_errors(f"{path}:{number}"), duplicates:
+                if as_logged:
+                    store.rows.write(operation, vectors, effective_position=head, time=line.time)
+                else:
+                    store.rows.write(operation, vectors)
+        return log.position - log_end.position
 
 
 @contextmanager

@@ -25,16 +25,13 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from memalpha.errors import DataError, DuplicateContent, StoreError
-from memalpha.store.backends.namespace import Namespace
 from memalpha.store.fields import NAMES, TIMES, check_content_size, check_timestamp, clean_content, new_defaults
 from memalpha.store.io.jsonl import atomic_writer, locate_errors, parse_fields, to_json
 from memalpha.store.schema import MemorySchema
@@ -90,8 +87,26 @@ def import_markdown(store: MemoryStore, path: str | Path, document: MarkdownDocu
         with locate_errors(f"{path}:{number}"):
             check_content_size(content, store.max_content)
     vectors = store.recorded_embedder.embed(sorted(contents), store.rows)
-    with store._transaction(write=True):
-        return apply_document(store.rows, path, document, vectors)
+    with store.exclusive() as log_end:
+        if document.core is not None and document.core != store.core:
+            with locate_errors(f"{path}:{document.core_line}"):
+                store.rows.write(Operation("core_update", content=document.core))
+        for number, insert in document.entries:
+            with locate_errors(f"{path}:{number}"):
+                current = store.rows.entries.version_at(insert.id, None) if insert.id else None
+                if current is None:
+                    with suppress(DuplicateContent):  # without an id, what the memory states already
+                        store.rows.write(insert, vectors)
+                    continue
+                if current.category != store.schema.check_category(insert.category):
+                    raise StoreError(
+                        f"entry {current.id!r} is of category {current.category!r}: leave its id out to add it to "
+                        f"{insert.category!r}, and delete the other"
+                    )
+                update = replace(insert, kind="update", **{name: getattr(insert, name) or "" for name in TIMES})
+                with suppress(DuplicateContent):  # the entry is unchanged
+                    store.rows.write(update, vectors)
+        return store.rows.log.position - log_end.position
 
 
 def render_markdown(schema: MemorySchema, core: str, entries: Iterable[MemoryEntry]) -> str:
@@ -165,42 +180,6 @@ def read_markdown(path: str | Path) -> MarkdownDocument:
         if operation.id and first_lines.setdefault(operation.id, number) != number:
             raise DataError(f"{path}:{number}: id {operation.id!r}: line {first_lines[operation.id]} has it already")
     return MarkdownDocument(None if core is None else "\n".join(core).strip(), core_line, tuple(entries))
-
-
-def apply_document(
-    namespace: Namespace, path: str | Path, document: MarkdownDocument, vectors: Mapping[str, np.ndarray]
-) -> int:
-    """Append the operations that make a document's entries live as written. Call inside a transaction.
-
-    Args:
-        namespace: Namespace to write to.
-        path: File of the document, for error messages.
-        document: Parsed document.
-        vectors: Embeddings by content.
-
-    Returns:
-        Number of appended operations.
-    """
-    before = namespace.log.position
-    if document.core is not None and document.core != namespace.log.core_at(before):
-        with locate_errors(f"{path}:{document.core_line}"):
-            namespace.write(Operation("core_update", content=document.core))
-    for number, insert in document.entries:
-        with locate_errors(f"{path}:{number}"):
-            current = namespace.entries.latest_version(insert.id) if insert.id else None
-            if current is None or current.valid_to is not None:
-                with suppress(DuplicateContent):  # without an id, what the memory states already
-                    namespace.write(insert, vectors)
-                continue
-            if current.category != namespace.schema.check_category(insert.category):
-                raise StoreError(
-                    f"entry {current.id!r} is of category {current.category!r}: leave its id out to add it to "
-                    f"{insert.category!r}, and delete the other"
-                )
-            update = replace(insert, kind="update", **{name: getattr(insert, name) or "" for name in TIMES})
-            with suppress(DuplicateContent):  # the entry is unchanged
-                namespace.write(update, vectors)
-    return namespace.log.position - before
 
 
 def _render_entry(entry: MemoryEntry) -> str:

@@ -38,19 +38,8 @@ from psycopg_pool import ConnectionPool, PoolClosed, PoolTimeout
 
 from memalpha.errors import DamagedStore, DeadlineExceeded, StoreError, StoreUnavailable
 from memalpha.forks import ForkAware
-from memalpha.store.backends.base import (
-    CANNOT_WRITE,
-    Backend,
-    Clock,
-    Durability,
-    system_clock,
-    timeout_setting,
-)
-from memalpha.store.backends.namespace import (
-    EntryTable,
-    Namespace,
-    NamespaceScope,
-)
+from memalpha.store.backends.base import CANNOT_WRITE, Backend, Clock, Durability, system_clock, timeout_setting
+from memalpha.store.backends.namespace import EntryTable, Namespace, NamespaceScope
 from memalpha.store.backends.postgres.ddl import LOG_TRIGGERS, VERSION_TRIGGERS, create_script, drop_script
 from memalpha.store.fields import FORMAT
 from memalpha.store.schema import MemorySchema

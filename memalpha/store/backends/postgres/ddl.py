@@ -25,7 +25,7 @@ caller's `search_path` cannot put something else in its place. Who renames the s
 
 from __future__ import annotations
 
-from memalpha.store.fields import FIELDS, NAMES, TIMES, columns, listed, sql_default
+from memalpha.store.fields import FIELDS, INDEXES, NAMES, TIMES, columns, listed, sql_default
 
 LOG_TRIGGERS = ("operations_stay", "operations_last", "operations_whole", "operations_next")
 VERSION_TRIGGERS = ("versions_stay", "versions_made", "versions_gone")
@@ -147,12 +147,7 @@ CREATE TABLE versions (
 CREATE TABLE vectors (ns bigint NOT NULL, digest bytea NOT NULL, vector bytea NOT NULL, PRIMARY KEY (ns, digest));
 ALTER TABLE vectors ALTER COLUMN vector SET STORAGE EXTERNAL;
 
-CREATE INDEX core_updates ON operations (ns, seq) WHERE kind = 'core_update';
-CREATE INDEX erasures ON operations (ns, seq) WHERE kind = 'erased';
-CREATE INDEX quarantine ON operations (ns, seq) WHERE kind IN ('quarantined', 'reviewed');
-CREATE UNIQUE INDEX live_order ON versions (ns, created) WHERE valid_to IS NULL;
-CREATE INDEX live_content ON versions (ns, digest) WHERE valid_to IS NULL;
-CREATE INDEX expiring ON versions (ns, expires) WHERE valid_to IS NULL AND expires IS NOT NULL;
+{INDEXES}
 CREATE INDEX spans ON versions (ns, source_key, coalesce(chunk, -1), created)
   WHERE valid_to IS NULL AND turn IS NOT NULL AND source IS NOT NULL;
 """
@@ -181,15 +176,9 @@ CREATE POLICY own ON namespaces USING (
   {owner} OR name IN (SELECT m.namespace FROM {schema}.members m WHERE m.role = {me}));
 CREATE POLICY guard ON operations FOR SELECT USING (pg_trigger_depth() > 0 AND {owner});
 CREATE POLICY guard ON versions FOR SELECT USING (pg_trigger_depth() > 0 AND {owner});
-CREATE POLICY own ON operations USING ({visible});
-CREATE POLICY own ON versions USING ({visible});
-CREATE POLICY own ON vectors USING ({visible});
-ALTER TABLE namespaces ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
-ALTER TABLE members ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
-ALTER TABLE operations ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
-ALTER TABLE versions ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
-ALTER TABLE vectors ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;
 """
+_VISIBLE_ROWS = "CREATE POLICY own ON {table} USING ({visible});"
+_SECURE = "ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY;"
 _OWNER = (
     "pg_has_role((SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = '{schema}.namespaces'::regclass), 'USAGE')"
 )
@@ -224,7 +213,9 @@ def create_script(schema: str) -> str:
         guard_functions(schema),
         TRIGGERS,
         _ADMIT.format(schema=schema),
-        _POLICIES.format(schema=schema, owner=owner, me=_ME, visible=visible),
+        _POLICIES.format(schema=schema, owner=owner, me=_ME),
+        *(_VISIBLE_ROWS.format(table=table, visible=visible) for table in TABLES),
+        *(_SECURE.format(table=table) for table in ("namespaces", "members", *TABLES)),
     ]
     return "\n".join(statements)
 
