@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
+from stores import CountingEmbedder
 
 from memalpha.errors import UnknownEntry
 from memalpha.store.backends import namespace
-from memalpha.store.embedding import HashEmbedder
 from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
@@ -38,29 +37,17 @@ class Work(NamedTuple):
     texts: int
 
 
-class Counter(HashEmbedder):
-    """Embedder that counts its texts."""
-
-    def __init__(self) -> None:
-        super().__init__(8)
-        self.texts = 0
-
-    def encode(self, texts) -> np.ndarray:
-        self.texts += len(texts)
-        return super().encode(texts)
-
-
 class Sample(NamedTuple):
     """Store of `size` entries, an entry with three versions, and the embedder."""
 
     store: MemoryStore
     size: int
     id: str
-    embedder: Counter
+    embedder: CountingEmbedder
 
     @classmethod
     def open(cls, path: Path, size: int) -> Sample:
-        embedder = Counter()
+        embedder = CountingEmbedder(8)
         store = MemoryStore.open(path, embedder=embedder, durability="normal")
         store.search("Oslo", where=NOBODY)  # makes the index and the columns of filters
         return cls(store, size, store.list(limit=size // 2)[-1].id, embedder)
@@ -71,7 +58,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """Return the file of a sample by its size."""
     paths = {size: tmp_path_factory.mktemp("costs") / "a.db" for size in (SIZE, 4 * SIZE)}
     for size, path in paths.items():
-        with MemoryStore.open(path, embedder=Counter()) as store:
+        with MemoryStore.open(path, embedder=CountingEmbedder(8)) as store:
             origin = [{"source": f"chat-{number // 10}", "chunk": number % 10, "turn": "1"} for number in range(size)]
             store.insert_many(
                 {"category": "semantic", "content": f"fact {number}: value {number}", "metadata": {"n": number}}

@@ -163,13 +163,11 @@ def test_the_guide_leaves_nothing_of_the_user(tmp_path: Path, monkeypatch) -> No
 
 def test_erase_where_names_forks_and_refuses_what_holds_for_everything() -> None:
     store = new()
-    (
-        add(store),
-        store.fork("before"),
-        add(store, "qwobblefrotz"),
-        store.fork("copy"),
-        store.namespace("x").add("zyxomma"),
-    )
+    add(store)
+    store.fork("before")
+    add(store, "qwobblefrotz")
+    store.fork("copy")
+    store.namespace("x").add("zyxomma")
     for where in ({}, {"user": {"$like": 1}}):
         with pytest.raises(StoreError, match="where"):
             store.erase(where=where)
@@ -187,6 +185,7 @@ def test_only_erasure_may_change_the_log(tmp_path: Path) -> None:
     rows = sqlite3.connect(path, isolation_level=None)
     stub = ", ".join(f"{name} = NULL" for name in ("category", "content", "importance", "metadata", "source", "chunk"))
     for change in (
+        "content = 'x'",
         "kind = 'erased'",
         f"kind = 'erased', {stub}, seq = 900",
         f"kind = 'erased', {stub}, head = 0",
@@ -196,8 +195,9 @@ def test_only_erasure_may_change_the_log(tmp_path: Path) -> None:
     ):
         with pytest.raises(sqlite3.IntegrityError, match="append-only"):
             rows.execute(f"UPDATE operations SET {change} WHERE seq = 1")
-    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
-        rows.execute("UPDATE operations SET id = 'x' WHERE kind = 'erased'")
+    for statement in ("UPDATE operations SET id = 'x' WHERE kind = 'erased'", "DELETE FROM operations"):
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            rows.execute(statement)
     rows.execute(f"UPDATE operations SET kind = 'erased', {stub} WHERE seq = 1")
 
 

@@ -7,7 +7,25 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from memalpha.store.embedding import HashEmbedder
 from memalpha.store.store import MemoryStore
+
+
+class CountingEmbedder(HashEmbedder):
+    """Hash embedder that counts its texts."""
+
+    texts = 0
+
+    def encode(self, texts):
+        self.texts += len(texts)
+        return super().encode(texts)
+
+
+class NegatedEmbedder(HashEmbedder):
+    """Another version of the hash embedder."""
+
+    def encode(self, texts):
+        return -super().encode(texts)
 
 
 def new(path: str | Path = ":memory:", **options) -> MemoryStore:

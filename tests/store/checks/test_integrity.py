@@ -4,11 +4,10 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from stores import tamper
+from stores import NegatedEmbedder, tamper
 
 from memalpha.errors import StoreError
 from memalpha.store.checks.integrity import examine
-from memalpha.store.embedding import HashEmbedder
 from memalpha.store.store import MemoryStore
 
 pytestmark = pytest.mark.sqlite  # about its files
@@ -100,13 +99,12 @@ LOG = {
 @pytest.mark.parametrize("statement", LOG)
 def test_a_damaged_log_is_named_and_left_alone(path: Path, statement: str) -> None:
     tamper(path, UNLOCK + statement)
-    before = sorted(sqlite3.connect(f"file:{path}?mode=ro", uri=True).execute("SELECT ns, seq, kind FROM operations"))
+    rows = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
+    before = sorted(rows.execute("SELECT ns, seq, kind FROM operations"))
     for repair in (False, True):
         problems = [problem for problem in examine(path, repair=repair).problems if problem.part == "log"]
         assert problems and LOG[statement] in str(problems[0]) and "memalpha export" in str(problems[0])
-    assert before == sorted(
-        sqlite3.connect(f"file:{path}?mode=ro", uri=True).execute("SELECT ns, seq, kind FROM operations")
-    )
+    assert before == sorted(rows.execute("SELECT ns, seq, kind FROM operations"))
 
 
 def test_a_file_that_sqlite_cannot_read(path: Path) -> None:
@@ -128,13 +126,9 @@ def test_a_file_that_sqlite_cannot_read(path: Path) -> None:
 
 
 def test_without_its_embedder_vectors_are_looked_at_but_not_compared(path: Path) -> None:
-    class Other(HashEmbedder):
-        def encode(self, texts):
-            return -super().encode(texts)
-
-    health = examine(path, embedder=Other())
+    health = examine(path, embedder=NegatedEmbedder())
     assert health.problems == [] and "another version of the embedder 'hash'" in health.notes[0]
     tamper(path, "DELETE FROM vectors WHERE ns = 2; DELETE FROM versions WHERE ns = 2")
-    left = examine(path, embedder=Other(), repair=True)
+    left = examine(path, embedder=NegatedEmbedder(), repair=True)
     assert [problem.part for problem in left.repaired] == ["versions"]
     assert [problem.part for problem in left.problems] == ["vectors"]
