@@ -915,8 +915,7 @@ class MemoryStore(Memory):
         entry_filter = self._filter(None, where)
         if where is not None and entry_filter is None:
             raise StoreError("erase: where is empty, so it holds for everything: erase_all() erases a namespace")
-        with self.database.transaction(write=False):
-            others = sorted({*self.database.namespaces()} - {self.rows.name})
+        others = sorted({*self.namespaces()} - {self.rows.name})
         forks: list[str] = []
         for start in range(0, len(others), _SHOWN_NAMESPACES):
             names = others[start : start + _SHOWN_NAMESPACES]

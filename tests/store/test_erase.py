@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from stores import new
+from stores import new, quarantine
 
 from memalpha.errors import ScrubPending, StoreError, UnknownEntry, UnknownFieldWarning
 from memalpha.store.backends.sqlite import SQLiteDatabase
 from memalpha.store.checks.integrity import examine
-from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
 
@@ -77,10 +76,6 @@ def test_erased_bytes_are_gone_from_the_file(tmp_path: Path, erase_all: bool) ->
     assert examine(path).problems == []
 
 
-def quarantine(store: MemoryStore, operation: Operation) -> None:
-    store.apply(quarantine_operation(operation, None, "said by somebody else"))
-
-
 def add(store: MemoryStore, content: str = "zyxomma", **fields) -> str:
     return store.add(content, metadata={"user": "ana"}, **fields).id
 
@@ -92,8 +87,7 @@ def delete_and_restore(store: MemoryStore) -> None:
 
 
 def review(store: MemoryStore, *, accept: bool) -> None:
-    quarantine(store, insert_of_ana())
-    store.review(store.snapshot(), accept=accept)
+    store.review(quarantine(store, insert_of_ana()), accept=accept)
 
 
 def insert_of_ana() -> Operation:

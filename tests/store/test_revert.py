@@ -4,11 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from stores import new
+from stores import new, quarantine
 
 from memalpha.errors import DamagedStore, InvalidContent, StoreError, UnknownEntry
 from memalpha.store.async_store import AsyncMemoryStore
-from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry, Operation
 
@@ -130,11 +129,6 @@ def test_a_revert_of_everything_needs_a_word() -> None:
         new().revert()
 
 
-def quarantined(store: MemoryStore, operation: Operation, before: str | None) -> int:
-    store.apply(quarantine_operation(operation, before, "said by somebody else"))
-    return store.snapshot()
-
-
 def test_a_quarantined_operation_waits_for_its_review(tmp_path: Path) -> None:
     store = new(tmp_path / "a.db")
     home = store.insert("semantic", "Ana: I live in Porto.")
@@ -144,10 +138,10 @@ def test_a_quarantined_operation_waits_for_its_review(tmp_path: Path) -> None:
     fact = Operation("insert", category="semantic", content="Ana has a dog.", speaker="Bob")
     core = Operation("core_update", content="Ana and Bob")
     positions = [
-        quarantined(store, lie, home.content),
-        quarantined(store, fact, None),
-        quarantined(store, core, "Ana"),
-        quarantined(store, Operation("delete", id=home.id), home.content),
+        quarantine(store, lie, home.content),
+        quarantine(store, fact, None),
+        quarantine(store, core, "Ana"),
+        quarantine(store, Operation("delete", id=home.id), home.content),
     ]
     assert store.state == state and not store.search("Moscow dog", min_score=0.9, route="bm25")
     assert store.undo().kind == "core_update" and store.redo().kind == "core_update"
@@ -176,7 +170,7 @@ def test_a_quarantined_operation_waits_for_its_review(tmp_path: Path) -> None:
 def test_an_entry_is_erased_with_the_quarantine_that_it_came_from() -> None:
     store = new()
     fact = Operation("insert", category="semantic", content="Ana's secret")
-    positions = [quarantined(store, fact, None) for _ in range(3)]
+    positions = [quarantine(store, fact, None) for _ in range(3)]
     for position in positions[:2]:  # the second one changes nothing
         store.review(position, accept=True)
     others = [f"quarantined#{position}" for position in positions[1:]]
@@ -190,10 +184,10 @@ def test_an_entry_is_erased_with_the_quarantine_that_it_came_from() -> None:
 def test_past_core_memories_are_erased_from_the_quarantine() -> None:
     store = new()
     store.core_update("Ana's secret")
-    positions = [quarantined(store, Operation("core_update", content=text), "Ana's secret") for text in "abc"]
+    positions = [quarantine(store, Operation("core_update", content=text), "Ana's secret") for text in "abc"]
     store.review(positions[0], accept=True)
     store.review(positions[1], accept=False)
-    last = quarantined(store, Operation("core_update", content="d"), "a")
+    last = quarantine(store, Operation("core_update", content="d"), "a")
     assert store.erase_core_history() == 1 and store.core == "a"
     assert "secret" not in str(list(store.log())) and [item.position for item in store.quarantined()] == [last]
     assert store.erase_core_history() == 0

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from memalpha.store.embedding import HashEmbedder
+from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
+from memalpha.types import Operation
 
 
 class CountingEmbedder(HashEmbedder):
@@ -37,6 +39,12 @@ def facts(store: MemoryStore, number: int = 5) -> None:
     """Insert some facts."""
     for index in range(number):
         store.insert("semantic", f"fact {index}: value {index}", source="test")
+
+
+def quarantine(store: MemoryStore, operation: Operation, before: str | None = None) -> int:
+    """Quarantine an operation and return its position."""
+    store.apply(quarantine_operation(operation, before, "said by somebody else"))
+    return store.snapshot()
 
 
 def tamper(path: Path, script: str) -> bytes:

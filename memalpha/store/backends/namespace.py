@@ -720,9 +720,8 @@ class Namespace:
         change = plan(self.entries, operation, position)
         completed, entry = change.operation, change.entry
         ns = self.scope.create()
-        time = max(
-            time or self.database.checked_now(log_end.time), log_end.time
-        )  # keep the log ordered if the clock is set back
+        # The log stays ordered if the clock is set back.
+        time = max(time or self.database.checked_now(log_end.time), log_end.time)
         if effective_position is None:  # time, erasure and reviews are not undone
             is_undoable = completed.kind not in NOT_UNDOABLE
             effective_position = position if is_undoable else self.log.effective_position(log_end.position)

@@ -263,21 +263,19 @@ class SQLiteDatabase(Backend, ForkAware):
         self._inspect, self._durability = inspect, durability
         self._file = path  # absolute: SQLite takes a relative one that begins with "file:" for a URI
         self._identity: tuple[int, int] | None = None
+        initial_meta = cache(initial_meta)
         if path != ":memory:":
             _check_path(Path(path), create)
             self._file = str(Path(path).absolute())
-        initial_meta = cache(initial_meta)
-        if not Path(path).exists():
-            initial_meta()  # may raise: call it before the file is created
-            if path != ":memory:":
+            if not Path(path).exists():
+                initial_meta()  # may raise: call it before the file is created
                 try:  # only its owner can read it, and its log gets this mode
-                    os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-                except FileExistsError:  # another process was faster
-                    pass
+                    with suppress(FileExistsError):  # another process was faster
+                        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, _MODE))
                 except OSError as error:
                     raise StoreError(f"{Path(path)}: the file cannot be created ({error.strerror})") from error
-        if path != ":memory:" and not self.is_read_only:
-            _check_only_name(Path(path))
+            if not self.is_read_only:
+                _check_only_name(Path(path))
         self._open(create, initial_meta)
         self.watch_forks()
 
@@ -351,9 +349,8 @@ class SQLiteDatabase(Backend, ForkAware):
                 if not create:
                     raise StoreError(f"{self.path} is an empty database, not a memalpha store")
                 meta = initial_meta()
-                self.connection.execute(
-                    f"PRAGMA page_size = {_PAGE_SIZE}"
-                )  # takes effect only before the first page is written
+                # Takes effect only before the first page is written.
+                self.connection.execute(f"PRAGMA page_size = {_PAGE_SIZE}")
                 self._use_wal()
                 with self.transaction():
                     if self._is_new():  # check again: another process may have been faster

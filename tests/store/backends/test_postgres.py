@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from stores import import_file
+from stores import import_file, new
 
 from memalpha.errors import StoreError, UnknownEntry, install_command
 from memalpha.store import open as opening
@@ -34,10 +34,6 @@ EVAL = Path(__file__).parents[3] / "eval" / "store" / "postgres_check.py"
 def check():
     pytest.importorskip("psutil")
     return import_file(EVAL)
-
-
-def new(url: str, **options) -> MemoryStore:
-    return MemoryStore.open(url, embedder="hash", **options)
 
 
 def test_opening_errors_say_what_is_missing(postgres, postgres_url: str, monkeypatch) -> None:

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from stores import new
 
 from memalpha.errors import DataError
-from memalpha.store.embedding import HashEmbedder
 from memalpha.store.io.markdown import export_markdown, import_markdown, read_markdown
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
 
-EMBEDDER = HashEmbedder(16)
 HOSTILE = ["# x", "## semantic", "- x", "  - x", "<!-- x", "-->", "```", "~~~", "> x", "\\", "\\# x", "`{}`"]
 HOSTILE += ['`{"id": 1}`', "1. x", "|a|", "***", "---", "a `b` c"]
 HOSTILE += ["", " ", "  ", "\t", "\r", "x\r", "\x0b", "\x85", "\u2028", "\ufeff"]
@@ -34,10 +33,6 @@ FACTS = st.fixed_dictionaries(
         "expires": st.sampled_from(["2999-01-01", "2999-01-01T12:00:00+02:00"]),
     },
 )
-
-
-def new(path: str | Path = ":memory:") -> MemoryStore:
-    return MemoryStore.open(path, embedder=EMBEDDER)
 
 
 def origins(store: MemoryStore) -> dict[str, tuple]:
