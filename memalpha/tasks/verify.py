@@ -108,11 +108,8 @@ def check_data_set(
     if path is not None:
         folder = path.parent if path.is_file() and len(official) > 1 else path  # the file stands for its folder
         files = tuple(_check_file(folder, file) for file in official)
-    mismatches = [
-        f"{file.path}: sha256 {file.sha256} is not that of the known file: another version, or damaged"
-        for file in files
-        if file.state == "other"
-    ]
+    problem = "is not that of the known file: another version, or damaged"
+    mismatches = [f"{file.path}: sha256 {file.sha256} {problem}" for file in files if file.state == "other"]
     try:
         tasks = load_set(name, data=data, variant=variant, **options)
     except DataError as error:

@@ -57,8 +57,8 @@ def load_friendsqa(path: Path, variant: str | None = None, limit: int | None = N
     for episode in sorted(episodes)[:limit]:
         scenes = sorted(episodes[episode], key=lambda scene: scene[0])
         titles, chunks, questions = zip(*scenes, strict=True)
-        fields = {"chunks": chunks, "questions": tuple(chain(*questions)), "meta": {"scenes": list(titles)}}
-        tasks.append(build_task(str(path), id=f"friendsqa-{episode}", **fields))
+        id, asked, meta = f"friendsqa-{episode}", tuple(chain(*questions)), {"scenes": list(titles)}
+        tasks.append(build_task(str(path), id=id, chunks=chunks, questions=asked, meta=meta))
     return tasks
 
 

@@ -480,6 +480,19 @@ class _Message:
     time: tuple[int, int, int]
     text: str
 
+    def read_time(self, order: str) -> datetime | None:
+        """Return date and time for an order of dates; None if there is no such date."""
+        first, second, year = self.date
+        day, month = (first, second) if order == "day-first" else (second, first)
+        if len(first) == 4:
+            year, month, day = self.date
+        number = int(year) + 2000 * (len(year) == 2)
+        number -= 543 * (number > 2400)  # Thai phones count from the Buddha
+        with suppress(ValueError):
+            if len(year) in (2, 4) and number >= _FIRST_YEAR:
+                return datetime(number, int(month), int(day), *self.time)
+        return None
+
 
 def _read_whatsapp(text: str, path: Path, dates: str | None) -> _Conversation:
     """Return the chat of an exported text; its id is the file's name.
@@ -577,27 +590,12 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
     readings: list[list[datetime]] = []
     problem = (0, "")
     for order in orders:
-        times: list[datetime] = []
-        for message in messages:
-            try:
-                first, second, third = message.date
-                if len(first) == 4:
-                    year, month, day = first, second, third
-                else:
-                    day, month = (first, second) if order == "day-first" else (second, first)
-                    year = third
-                if len(year) not in (2, 4):
-                    raise ValueError(year)
-                number = int(year) + 2000 * (len(year) == 2)
-                number -= 543 * (number > 2400)  # Thai phones count from the Buddha
-                if number < _FIRST_YEAR:
-                    raise ValueError(number)
-                times.append(datetime(number, int(month), int(day), *message.time))
-            except ValueError:
-                problem = max(problem, (message.line, "/".join(message.date)))
-                break
+        times = [message.read_time(order) for message in messages]
+        if None in times:
+            message = messages[times.index(None)]
+            problem = max(problem, (message.line, "/".join(message.date)))
         else:
-            readings.append(times)
+            readings.append([time for time in times if time is not None])
     if not readings:
         orders_read = f"read {' or '.join(orders)} from {_FIRST_YEAR} on: write years first with four digits"
         raise DataError(f"{path}:{problem[0]}: there is no date {problem[1]}, {orders_read}")
