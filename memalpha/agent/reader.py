@@ -18,8 +18,10 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from memalpha.agent.dates import CLOCK, day_of, named_date, shifted_date
 from memalpha.agent.parsing import after_thinking, parse_calls
 from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
+from memalpha.agent.quoting import NOTE
 from memalpha.agent.tools import SEARCH_TOOL, search_query
 from memalpha.arguments import brief_repr, check_function
 from memalpha.config import AgentConfig, ReaderConfig
@@ -223,7 +225,7 @@ def retrieve(items: Sequence[Item], k: int) -> list[Reading]:
 
 
 QUOTED = 2
-"""Entries in whose words a small policy's answer has to stand."""
+"""Entries in whose words a small policy answers."""
 
 
 def _distinct(hits: Iterable[Hit]) -> tuple[Hit, ...]:
@@ -245,8 +247,8 @@ class PolicyReader:
         config: Prompt style, k, length of an answer. Default: the style `full`.
         frozen: The policy's weights never change, so its answers are kept and equal prompts of later calls are not
             sampled again (`policy.reply_cache`).
-        quotes: An answer with a word or number that none of the `QUOTED` best entries has is replaced by the value of
-            the best: small policies make words up, and take those of other entries.
+        quotes: Answer in the words of the `QUOTED` best entries: small policies make words up, and take those of other
+            entries. What stands in a sentence is answered by the whole sentence, the value of a note by itself.
     """
 
     def __init__(
@@ -421,10 +423,11 @@ class ExtractiveReader:
     - "How many" counts the entries whose key shares a word with the question: of the whole memory, or of the hits that
       somebody else retrieved.
     - "When" returns the date of the best matching entry.
-    - Other questions return the value of the best entry whose key shares a word with the question. An entry without a
-      key, and a line of a transcript, whose label says who spoke, match by their whole text.
+    - Other questions return the value of the best entry whose key shares a word with the question.
 
-    It abstains if no entry matches.
+    Entries without a key, and lines of a transcript, whose label says who spoke, match by their whole text and are
+    quoted, also for a date that they name or a number. A question of stop words alone ("how old am I?") gets the
+    nearest of them. The reader abstains if no entry matches.
     """
 
     def __init__(self, config: ReaderConfig | None = None) -> None:
@@ -436,12 +439,12 @@ class ExtractiveReader:
         """Return one answer per item, without sampling."""
         answers, readings = [], retrieve(items, k or self.config.k)
         for item, (_, memory) in zip(apply_conflict_rule(readings, self.conflicts), items, strict=True):
-            if not item.question.lower().startswith("how many"):
+            text = ABSTAIN
+            if item.question.lower().startswith("how many"):
+                hits = [hit.entry for hit in item.memory.hits]
+                text = _count(item.question, hits if isinstance(memory, RetrievedMemory) else memory.list())
+            if text == ABSTAIN:
                 text = _extract(item.question, item.memory.hits)
-            elif isinstance(memory, RetrievedMemory):
-                text = _count(item.question, [hit.entry for hit in item.memory.hits])
-            else:
-                text = _count(item.question, memory.list())
             answers.append(Answer(text, text == ABSTAIN, hits=item.memory.hits))
         return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
@@ -489,14 +492,23 @@ def _count(question: str, entries: Iterable[MemoryEntry]) -> str:
     return str(len(keys)) if keys else ABSTAIN
 
 
+def _key_and_value(entry: MemoryEntry) -> tuple[str | None, str]:
+    """Return key and value of a note. A sentence has no key; its value is the text after the name of who said it."""
+    key, value = key_value(entry.content) or (None, entry.content)
+    is_label = entry.speaker is not None and key == entry.speaker.lower()
+    return None if is_label or NOTE in entry.metadata else key, value
+
+
 def _extract(question: str, hits: Iterable[Hit]) -> str:
     question_stems, asks_when = _stems(question), question.lower().startswith("when")
     for hit in hits:
         entry = hit.entry
-        key, value = key_value(entry.content) or (entry.content, entry.content)
-        if entry.speaker is not None and key == entry.speaker.lower():
-            key = entry.content
-        if asks_when:
+        key, value = _key_and_value(entry)
+        if key is None:
+            # "How old am I?" has no word to look for: the nearest sentence is quoted.
+            if not question_stems or question_stems & _stems(entry.content):
+                return _date_or_quote(value, entry.timestamp) if asks_when else value
+        elif asks_when:
             if entry.timestamp and question_stems & _stems(entry.content):
                 return entry.timestamp
         elif question_stems & _stems(key):
@@ -504,18 +516,33 @@ def _extract(question: str, hits: Iterable[Hit]) -> str:
     return ABSTAIN
 
 
-def _quoted(answer: Answer, item: Reading) -> Answer:
-    """Return the answer, or the value of the best entry if a word of it stands in none of the `QUOTED` best.
+def _date_or_quote(text: str, timestamp: str | None) -> str:
+    """Return a sentence that names a date or an hour, otherwise the day that it speaks of, by its timestamp."""
+    day = day_of(timestamp)
+    if day is None or CLOCK.search(text) or named_date(text, day):
+        return text
+    return shifted_date(text, day) or timestamp or text
 
-    A number that is asked for and that the best entry lacks is the number of entries.
+
+def _quoted(answer: Answer, item: Reading) -> Answer:
+    """Return the answer in the words of the `QUOTED` best entries.
+
+    What stands in a sentence is answered by the sentence: "wine" is wrong, "My sling came off, so I can carry you wine"
+    was said. A value of a note, a date of an entry, a word of the core memory, "yes" and "no" stay. Anything else is
+    made up: the value of the best entry takes its place, or the number of entries if a number is asked for.
     """
     best = [hit.entry for hit in answer.hits[:QUOTED]]
-    texts = [item.memory.core, *(f"{entry.content} {entry.timestamp or ''}" for entry in best)]
-    shown = {"yes", "no", *_WORD.findall(" ".join(texts).lower())}
-    words = _WORD.findall(answer.text.lower())
-    if not best or answer.abstained or (words and shown.issuperset(words)):
+    if not best or answer.abstained:
         return answer
-    _, value = key_value(best[0].content) or ("", best[0].content)
+    words = set(_WORD.findall(answer.text.lower()))
+    for entry in best:
+        if words and words.issubset(_WORD.findall(entry.content.lower())):
+            key, value = _key_and_value(entry)
+            return answer if key is not None else replace(answer, text=value)
+    texts = [item.memory.core, *(f"{entry.content} {entry.timestamp or ''}" for entry in best)]
+    if words and words.issubset({"yes", "no", *_WORD.findall(" ".join(texts).lower())}):
+        return answer
+    _, value = _key_and_value(best[0])
     if item.question.lower().startswith("how many") and not any(map(str.isdigit, value)):
         value = _count(item.question, [hit.entry for hit in item.memory.hits])
     return replace(answer, text=value, abstained=is_abstention(value))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
 
-from memalpha.agent.copying_reader import format_date
+from memalpha.agent.dates import format_date
 from memalpha.errors import DataError
 from memalpha.qa.report import estimate_tokens
 from memalpha.store.memory import WorkingMemory
