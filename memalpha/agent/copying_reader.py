@@ -10,18 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from memalpha.agent.answer_spans import best_span
 from memalpha.agent.dates import CLOCK, day_of, format_date, named_date, shifted_date
 from memalpha.agent.prompts import ABSTAIN
 from memalpha.agent.reader import Answer, Conflicts, Item, apply_conflict_rule, mark_conflicts, retrieve
 from memalpha.agent.transcript import split_label
 from memalpha.config import ReaderConfig
-from memalpha.store.search.lexical import STOP_WORDS, UNSPACED, words
 
 _ASKS_FOR_CLOCK = re.compile(r"when (?:does|is)\b", re.I)
-_SENTENCE_END = re.compile("(?<=[.!?])\\s+|(?<=[\u3002\uff01\uff1f])|[\\[\\]]")
-_CHARACTER = f"(?![\uac00-\ud7af]){UNSPACED.pattern}"  # Hangul has spaces
-_TOKEN = re.compile(rf"{_CHARACTER}|(?:(?!{_CHARACTER})[\w'\u2019-])+")
-_BETWEEN = re.compile(f"(?<={_CHARACTER}) (?={_CHARACTER})")
 _SPEAKER = re.compile(r"[A-Z][\w.'-]*(?: [\w.'-]+){0,2}: ")
 
 
@@ -30,8 +26,7 @@ class CopyReader:
 
     For "when" the answer is a date that the entry names, or the entry's own, shifted by "yesterday", "last month", "two
     weeks ago" and the like.
-    Otherwise it is a span of the sentence nearest to the question: the longest run of words that the question lacks, or
-    of characters where nothing parts words.
+    Otherwise it is the span that a small network takes for the likeliest (`agent.answer_spans`).
     """
 
     def __init__(self, config: ReaderConfig | None = None) -> None:
@@ -69,16 +64,4 @@ def copy_answer(question: str, text: str, timestamp: str | None) -> str:
         if _ASKS_FOR_CLOCK.match(question) and (clock := CLOCK.search(text)):
             return clock[0]
         return named_date(text, day) or shifted_date(text, day) or format_date(day)
-    question_words = set(words(question))
-    sentences = [part for part in _SENTENCE_END.split(text) if part.strip()] or [text]
-    best = max(sentences, key=lambda sentence: len(question_words & set(words(sentence))))
-    spans: list[list[str]] = [[]]
-    for token in _TOKEN.findall(best):
-        # Particles and endings are glued to the words of Hangul: how a word begins tells which it is.
-        is_known = token[:2] in question if UNSPACED.match(token) else question_words.intersection(words(token))
-        if token.lower() in STOP_WORDS or is_known:
-            if spans[-1]:
-                spans.append([])
-        else:
-            spans[-1].append(token)
-    return _BETWEEN.sub("", " ".join(max(spans, key=len))) or best
+    return best_span(question, text)

