@@ -42,7 +42,7 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize(("data", "advice"), [(gzip.compress(b"{}"), "gunzip"), (b"PAR1\x15\x04", "a Parquet file")])
+@pytest.mark.parametrize(("data", "advice"), [(gzip.compress(b"{}", mtime=0), "gunzip"), (b"PAR1\x15\x04", "a Parquet file")])
 def test_packed_files_are_refused_with_what_to_do(tmp_path: Path, data: bytes, advice: str) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(data)

@@ -3,9 +3,10 @@
     python eval/qa/search_languages.py DATA
 
 DATA holds XQuAD's files (google-deepmind/xquad), xquad.LANGUAGE.json, and the development sets of JaQuAD
-(SkelterLabsInc/JaQuAD), jaquad_dev_*.json, of CMRC 2018 (ymcui/cmrc2018), cmrc2018_dev.json of squad-style-data, and of
-DRCD (DRCKnowledgeTeam/DRCD), DRCD_dev.json. A pool is the sentences of 12 articles (of CMRC 60, of a paragraph each), a
-paragraph a chunk. The evidence of a question is the sentence in which its answer begins. Thai has no sentence marks,
+(SkelterLabsInc/JaQuAD), jaquad_dev_*.json, of CMRC 2018 (ymcui/cmrc2018), cmrc2018_dev.json of squad-style-data, of
+DRCD (DRCKnowledgeTeam/DRCD), DRCD_dev.json, and of KQMA (yuntaeyang/Korean-Mental-health-Question-Answering),
+KQMA_kor_v1_dev.json. A pool is the sentences of 12 articles (of CMRC and KQMA 60, of a paragraph each), a paragraph a
+chunk. The evidence of a question is the sentence in which its answer begins. Thai has no sentence marks,
 so most of its paragraphs are one text. In `mixed` the articles are in Chinese, Arabic, German and English in turn, each
 with its questions. `ja` and `code-mixed` are small chats of our own (`eval/qa/pools/`). Writes search-languages.json
 and the table of search-languages.md to --results; `--sets` measures some sets again and keeps the other rows.
@@ -33,7 +34,13 @@ from common import make_parser, replace_table
 METHODS = ("bm25", "dense", "flat", "soft")
 LANGUAGES = ("zh", "ar", "de", "ru", "hi", "th")
 MIXED = ("zh", "ar", "de", "en")
-OTHERS = {"jaquad": "jaquad_dev_*.json", "cmrc": "cmrc2018_dev.json", "drcd": "DRCD_dev.json"}
+OTHERS = {
+    "jaquad": "jaquad_dev_*.json",
+    "cmrc": "cmrc2018_dev.json",
+    "drcd": "DRCD_dev.json",
+    "kqma": "KQMA_kor_v1_dev.json",
+}
+PARAGRAPHS = ("cmrc", "kqma")  # whose articles have one paragraph each
 SETS = (*LANGUAGES, "mixed", *OTHERS, "ja", "code-mixed")
 POOLS = Path(__file__).parent / "pools" / "languages.jsonl"
 ARTICLES = 12
@@ -94,7 +101,9 @@ def load_sets(data: Path, names: Sequence[str]) -> dict[str, list[Task]]:
     languages = [*squads, *(MIXED if "mixed" in names else ())]
     articles = {language: load_articles(data, language) for language in dict.fromkeys(languages)}
     sets = {
-        name: make_pools(articles[name], 60 if name == "cmrc" else ARTICLES) if name in squads else pools.get(name, [])
+        name: make_pools(articles[name], 60 if name in PARAGRAPHS else ARTICLES)
+        if name in squads
+        else pools.get(name, [])
         for name in names
     }
     if "mixed" in names:
