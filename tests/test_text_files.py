@@ -42,7 +42,10 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.parametrize(("data", "advice"), [(gzip.compress(b"{}", mtime=0), "gunzip"), (b"PAR1\x15\x04", "a Parquet file")])
+PACKED = gzip.compress(b"{}", mtime=0)  # workers have to agree on the name of a case
+
+
+@pytest.mark.parametrize(("data", "advice"), [(PACKED, "gunzip"), (b"PAR1\x15\x04", "a Parquet file")])
 def test_packed_files_are_refused_with_what_to_do(tmp_path: Path, data: bytes, advice: str) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(data)

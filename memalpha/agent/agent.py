@@ -42,7 +42,7 @@ from memalpha.types import Chunk, Completion, Observation, Operation, SampleRequ
 T = TypeVar("T")
 Text = str | Chunk
 _JOINED = ("calls", "results", "operations", "problems")
-"""Fields of a turn that those of all parts of a chunk are joined in."""
+"""Fields of the turn of a chunk that was read in parts: those of all its parts."""
 MAX_CHUNK_CHARACTERS = 4000
 """Maximum length in characters of chunks cut from a long text; same as in `memalpha read`."""
 
@@ -210,8 +210,8 @@ class MemoryAgent(ForkAware):
             return turns[0]
         if not turns:
             raise DataError("messages: no words of a user or an assistant: there is nothing to read")
-        parts = {name: [getattr(turn, name) for turn in turns] for name in _JOINED}
-        return replace(turns[-1], **{name: tuple(chain.from_iterable(values)) for name, values in parts.items()})
+        joined = {name: tuple(chain.from_iterable(getattr(turn, name) for turn in turns)) for name in _JOINED}
+        return replace(turns[-1], **joined)
 
     def with_store(self, store: Memory) -> MemoryAgent:
         """Return an agent with the same policy, settings and reader for another memory."""

@@ -6,7 +6,6 @@ import re
 from datetime import date, timedelta
 
 from memalpha.store.values import MONTHS
-from memalpha.types import is_iso_time
 
 _COUNTS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "ten": 10}
 _COUNT_UNITS = rf"({'|'.join(_COUNTS)}|\d{{1,2}}) (day|week|month|year)s?"
@@ -44,7 +43,10 @@ _MONTH_NAMES = tuple(month[:3] for month in MONTHS)
 
 def day_of(timestamp: str | None) -> date | None:
     """Return the day of an ISO 8601 timestamp; None without a whole date."""
-    return date.fromisoformat(timestamp[:10]) if timestamp and is_iso_time(timestamp[:10]) else None
+    try:
+        return date.fromisoformat(timestamp[:10]) if timestamp else None
+    except ValueError:
+        return None
 
 
 def named_date(text: str, day: date) -> str | None:
@@ -84,12 +86,15 @@ def shifted_date(text: str, day: date) -> str | None:
     return None
 
 
-def _move(day: date, unit: str, by: int) -> str:
-    """Return the day, month or year that is `by` units later."""
-    if unit in ("day", "week"):
-        return format_date(day + timedelta(days=by * (7 if unit == "week" else 1)))
+def _move(day: date, unit: str, by: int) -> str | None:
+    """Return the day, month or year that is `by` units later; None beyond the years 1 to 9999."""
     years, month = divmod(day.month - 1 + by, 12)
-    return f"{date(day.year + years, month + 1, 1):%B %Y}" if unit == "month" else str(day.year + by)
+    try:
+        if unit in ("day", "week"):
+            return format_date(day + timedelta(days=by * (7 if unit == "week" else 1)))
+        return f"{date(day.year + years, month + 1, 1):%B %Y}" if unit == "month" else str(day.year + by)
+    except (OverflowError, ValueError):
+        return None
 
 
 def format_date(day: date) -> str:

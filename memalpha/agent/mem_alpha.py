@@ -156,7 +156,7 @@ def load_prompt(path: Path | None) -> Prompt:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"agent.prompt_file: {path} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"agent.prompt_file: {path} is neither YAML nor JSON: {error}") from error
     if not isinstance(data, Mapping) or set(data) != {"system", "user"}:
         raise ConfigError(f"agent.prompt_file: {path} must hold the texts 'system' and 'user', and nothing else")

@@ -528,13 +528,13 @@ def _quoted(answer: Answer, item: Reading) -> Answer:
     """Return the answer in the words of the `QUOTED` best entries.
 
     What stands in a sentence is answered by the sentence: "wine" is wrong, "My sling came off, so I can carry you wine"
-    was said. A value of a note, a date of an entry, a word of the core memory, "yes" and "no" stay. Anything else is
+    was said. "Yes" and "no", a value of a note, a date of an entry and a word of the core memory stay. Anything else is
     made up: the value of the best entry takes its place, or the number of entries if a number is asked for.
     """
     best = [hit.entry for hit in answer.hits[:QUOTED]]
-    if not best or answer.abstained:
-        return answer
     words = set(_WORD.findall(answer.text.lower()))
+    if not best or answer.abstained or (words and words <= {"yes", "no"}):
+        return answer
     for entry in best:
         if words and words.issubset(_WORD.findall(entry.content.lower())):
             key, value = _key_and_value(entry)

@@ -184,6 +184,10 @@ class AnswerCache(ForkAware):
             self._db.close()
 
 
+_TRAITS = ("prompt", "form", "sizes", "quotes", "positions", "render_request")
+"""Members of the protocols in `policy.base`, which `isinstance` finds on the object alone from Python 3.12 on."""
+
+
 class KeptReplies:
     """Local policy whose replies are kept in a file, so that an evaluation that was stopped does not sample them again.
 
@@ -200,6 +204,9 @@ class KeptReplies:
         self.name: str = policy.name
         self._file = file
         self._fingerprint: str = policy.fingerprint()
+        for trait in _TRAITS:
+            with suppress(AttributeError):
+                setattr(self, trait, getattr(policy, trait))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.policy, name)

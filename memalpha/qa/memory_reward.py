@@ -304,7 +304,8 @@ def _words_of_lines(lines: Iterable[str]) -> list[frozenset[str]]:
 def _published_valid_share(turn: Turn, gold: GoldFacts, task: Task, state: MemoryState) -> float:
     writes = [result for result in turn.results if result.code in ("inserted", "updated")]
     valid_count = sum(gold.holds(result.category, result.content, turn.chunk) for result in writes)
-    return valid_count / len(calls) if (calls := _published_calls(turn)) else 0.0
+    calls = _published_calls(turn)
+    return valid_count / len(calls) if calls else 0.0
 
 
 def _published_calls(turn: Turn) -> list[ToolResult]:

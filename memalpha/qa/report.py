@@ -495,7 +495,8 @@ def format_bills(reports: Sequence[Report]) -> list[str]:
             if "paid" in bill:
                 total = totals.setdefault(name, dict.fromkeys(_BILLED, 0.0))
                 for key in _BILLED:
-                    total[key] += math.nan if bill[key] is None else bill[key]
+                    count = bill.get(key, 0)  # summaries from before `refused` was counted lack it
+                    total[key] += math.nan if count is None else count
     return [format_bill(name, total) for name, total in totals.items()]
 
 

@@ -235,8 +235,9 @@ def revert(
     changes = [(item, operation) for item, operation in planned if operation is not None]
     order = ("delete", "update", "insert", "core_update")
     changes.sort(key=lambda change: order.index(change[1].kind))
-    for _, operation in () if dry_run else changes:
-        namespace.write(operation)
+    if not dry_run:
+        for _, operation in changes:
+            namespace.write(operation)
     return Revert(tuple(item for item, _ in changes), conflicts, position, not dry_run)
 
 

@@ -265,7 +265,7 @@ class MemoryService:
         return self if name == self.name else self._open(name)
 
     def _open_namespace(self, name: str) -> MemoryService:
-        """Make the service of another namespace. It ends when it is not used for long, after its last request."""
+        """Make the service of another namespace. It ends once others have taken its place, after its last request."""
         service, store = copy(self), self._store.namespace(name)
         service._serve(store, None if self._agent is None else self._agent.with_store(store))
         self._siblings.add(service)

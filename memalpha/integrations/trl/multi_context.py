@@ -47,6 +47,8 @@ POLICY_GRADIENT_ALGORITHMS = ("grpo", "rloo")
 def memory_collector(config: TrainConfig) -> RolloutWorker[Task]:
     """Build policy, writer, reader and reward of a memory run's configuration, for `MultiContextGRPOTrainer`."""
     policy, policies = load_start(config).policy, FrozenPolicies(config)
+    if config.reward.reader is not None:
+        config = config.model_copy(update={"reader": config.reward.reader})
     config = policies.with_trained_prompts(config, policy)
     reader, embedder = policies.load_reader(config.reward.reader or config.reader), load_embedder(config.agent.embedder)
     rewards = MemoryReward(config.reward.kept_in(config.out), policy.count_tokens)

@@ -57,7 +57,10 @@ def hidden_file(path: Path) -> Iterator[tuple[Path, int]]:
     """
     _remove_abandoned_files(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
-    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, _MODE)
+    try:
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, _MODE)
+    except OSError as error:
+        raise StoreError(f"{path}: the file cannot be created ({error.strerror})") from error
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -88,7 +88,7 @@ def import_markdown(store: MemoryStore, path: str | Path, document: MarkdownDocu
             check_content_size(content, store.max_content)
     vectors = store.recorded_embedder.embed(sorted(contents), store.rows)
     with store.exclusive() as log_end:
-        if document.core is not None and document.core != store.core:
+        if document.core is not None and document.core != store.rows.log.core_at(log_end.position):
             with locate_errors(f"{path}:{document.core_line}"):
                 store.rows.write(Operation("core_update", content=document.core))
         for number, insert in document.entries:

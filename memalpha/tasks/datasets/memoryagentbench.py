@@ -72,8 +72,10 @@ def _task(row: Mapping[str, Any], source: str, id: str, location: str, file: Pat
         raise DataError(f"{location}: metadata.source is none of {', '.join(METRICS)}: take revision {DATA.revision}")
     builder = TaskBuilder()
     context = require_field(row, "context", str, location)
-    ids_by_text = _sessions(builder, context, location) if metric == "judge" else {}
-    if metric != "judge":
+    ids_by_text: dict[str, list[str]] = {}
+    if metric == "judge":
+        ids_by_text = _sessions(builder, context, location)
+    else:
         leading = next((border for start, border in _LEADING_BORDERS.items() if source.startswith(start)), ())
         builder.add_text(context, borders=(*leading, *BORDERS))
     films = _films(file, location) if metric == "recall@5" else {}

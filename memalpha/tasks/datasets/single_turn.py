@@ -103,7 +103,7 @@ def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, lis
             yield turn, questions
 
 
-load_squad, load_xquad = map(_passage_loader, DATA[:2])
+load_squad, load_xquad = _passage_loader(_CARDS["squad"]), _passage_loader(_CARDS["xquad"])
 
 # -------------------------------------------------------------------------------------------------------------- labels
 

@@ -177,7 +177,8 @@ def load_exports(
         return None
     text = read_text(path)
     first_line = next((line for line in text.split("\n") if line.strip()), "")
-    value = None if (is_text := _match_head(first_line) is not None) else parse_json_or_none(text)
+    is_text = _match_head(first_line) is not None
+    value = None if is_text else parse_json_or_none(text)
     items = value if isinstance(value, list) else [value]
     first = next((item for item in items if isinstance(item, Mapping)), {})
     conversations: Iterable[_Conversation]
@@ -197,7 +198,7 @@ def load_exports(
     for id, meta, utterances, left_out, location, start in conversations:
         if chunks := pack_days(utterances, timestamp=start, size=size, exact_times=exact_times):
             if id in tasks:
-                raise DataError(f"{location}: the id {id!r} occurs twice: ids are unique")
+                raise DataError(f"{location.rstrip('.')}: the id {id!r} occurs twice: ids are unique")
             meta |= {"left_out": dict(+left_out)} if +left_out else {}
             tasks[id] = Task(id=id, chunks=tuple(chunks), meta=meta)
     if not tasks:
@@ -277,7 +278,8 @@ def _read_chatgpt(conversation: Mapping[str, Any], location: str, left_out: Coun
         author = require_field(message, "author", dict, where)
         role = require_field(author, "role", str, f"{where}.author")
         content = require_field(message, "content", dict, where)
-        metadata = metadata if isinstance(metadata := message.get("metadata"), Mapping) else {}
+        metadata = message.get("metadata")
+        metadata = metadata if isinstance(metadata, Mapping) else {}
         is_for_tool = message.get("recipient") not in (None, "all")
         left_out["tool calls"] += role == "assistant" and is_for_tool
         if (
@@ -328,17 +330,17 @@ def _read_claude(conversation: Mapping[str, Any], location: str, left_out: Count
     parents = [item.get("parent_message_uuid") for item in messages if isinstance(item, Mapping)]
     branch = dict.fromkeys(range(len(messages)))
     if messages and sum(isinstance(parent, str) for parent in parents) == len(messages):
-        by_id = {message.get("uuid"): index for index, message in enumerate(messages)}
-        index: int | None = by_id.get(conversation.get("current_leaf_message_uuid"), len(messages) - 1)
+        by_id = {str(message.get("uuid")): index for index, message in enumerate(messages)}
+        index: int | None = by_id.get(str(conversation.get("current_leaf_message_uuid")), len(messages) - 1)
         path: dict[int, None] = {}
         while index is not None and index not in path:
             path[index] = None
-            index = by_id.get(parents[index])  # that of the first message is nobody's
+            index = by_id.get(str(parents[index]))  # that of the first message is nobody's
         branch = dict.fromkeys(reversed(path))
         # A message off the branch begins another one if what it answers is on the branch, or nothing is before it.
         before = {None, *branch}
         left_out["edited branches"] += sum(
-            by_id.get(parent) in before and n not in branch for n, parent in enumerate(parents)
+            by_id.get(str(parent)) in before and n not in branch for n, parent in enumerate(parents)
         )
     for number in branch:
         message, where = messages[number], f"{location}.chat_messages[{number}]"

@@ -207,7 +207,7 @@ def _parse_content(content: Any, location: str, *, is_optional: bool) -> str:
             if not isinstance(text, str):
                 raise DataError(f"{block_location}.text: a text is needed, not {type(text).__name__}")
             texts.append(text)
-        elif kind not in _OTHER_BLOCKS:
+        elif not isinstance(kind, str) or kind not in _OTHER_BLOCKS:
             problem = "is missing" if kind is None else f"{kind!r} is unknown"
             raise DataError(f"{block_location}.type: {problem}: a block of words has the type 'text'")
     return "\n".join(text for text in texts if text.strip())

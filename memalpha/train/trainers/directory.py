@@ -280,8 +280,8 @@ class RunDirectory:
         recorded = self.load_settings() if (self.path / "config.yaml").exists() else settings
         with suppress(ValidationError):  # a key that is newer than the run gets its default
             recorded = json.loads(type(config).model_validate(recorded).model_dump_json())
-        current = flatten_settings(settings)
-        recorded = flatten_settings({key: value for key, value in recorded.items() if key in settings})
+        current = _comparable(settings)
+        recorded = _comparable({key: value for key, value in recorded.items() if key in settings})
         keys = {**current, **recorded}.keys() - CHANGEABLE_ON_RESUME
         changed = sorted(key for key in keys if recorded.get(key) != current.get(key))
         if changed:
@@ -442,4 +442,10 @@ def flatten_settings(settings: Mapping[str, Any], group: str = "") -> dict[str, 
     flat: dict[str, Any] = {}
     for name, value in settings.items():
         flat |= flatten_settings(value, f"{group}{name}.") if isinstance(value, dict) else {group + name: value}
+    return flat
+
+
+def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by their full names; where a server samples, none of its own settings stands for it."""
+    flat = flatten_settings(settings)
     return flat | ({"sampling.sampler": "a server"} if "sampling.sampler.url" in flat else {})
