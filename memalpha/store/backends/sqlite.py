@@ -60,7 +60,7 @@ def hidden_file(path: Path) -> Iterator[tuple[Path, int]]:
     try:
         descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, _MODE)
     except OSError as error:
-        raise StoreError(f"{path}: the file cannot be created ({error.strerror})") from error
+        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
     try:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
