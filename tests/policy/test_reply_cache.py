@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from inspect import getattr_static
 
 import pytest
 from fake_policy import FakePolicy
@@ -112,6 +113,9 @@ def test_replies_in_a_file_are_those_of_the_weights_and_the_request(tmp_path):
         others = keep_replies(TransformersPolicy(tiny_model(1), tiny_tokenizer(), "tiny"), file)
         assert [reply.text for reply in others.sample(requests)] != [reply.text for reply in plain]
         assert len(file) == 6
+        # From Python 3.12 on, isinstance of a Protocol looks at the object itself.
+        assert getattr_static(others, "form") == others.form and getattr_static(others, "positions") == others.positions
+        assert callable(getattr_static(others, "render_request"))
         scripted = load_policy("scripted:oracle")
         assert keep_replies(scripted, file) is scripted and keep_replies(others, None) is others
 
