@@ -50,7 +50,7 @@ def memory_collector(config: TrainConfig) -> RolloutWorker[Task]:
     if config.reward.reader is not None:
         config = config.model_copy(update={"reader": config.reward.reader})
     config = policies.with_trained_prompts(config, policy)
-    reader, embedder = policies.load_reader(config.reward.reader or config.reader), load_embedder(config.agent.embedder)
+    reader, embedder = policies.load_reader(config.reader), load_embedder(config.agent.embedder)
     rewards = MemoryReward(config.reward.kept_in(config.out), policy.count_tokens)
     engine = memory_engine(policy, config.agent, embedder)
     return RolloutWorker(engine, MemoryScorer(reader, rewards, embedder), config)

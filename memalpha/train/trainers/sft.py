@@ -412,7 +412,8 @@ class RejectionSampling(ImitationStep):
             best = best_rollouts(groups)
             best_count += len(best)
             batch_rows, batch_left_out = imitation_rows(best)
-            rows, left_out = rows + batch_rows, left_out + batch_left_out
+            rows += batch_rows
+            left_out += batch_left_out
         if not rows:
             raise TrainingError(
                 f"source=best: of {len(tasks)} tasks none has a rollout that is better than its siblings and has a "
