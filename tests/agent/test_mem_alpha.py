@@ -242,6 +242,7 @@ def test_a_prompt_file_gives_the_exact_messages(tmp_path):
     [
         (None, "cannot be read"),
         ("[", "neither YAML nor JSON"),
+        ("system: 2024-13-45", "neither YAML nor JSON"),  # no such month
         ("system: a", "must hold the texts 'system' and 'user'"),
         ("{system: [], user: a}", "system: a text is needed"),
         (

@@ -107,6 +107,9 @@ def test_the_branch_that_claude_shows(tmp_path):
     assert task.meta == {"source": "claude", "title": "Move", "left_out": left_out}
     [shown] = read(tmp_path, claude(*messages, current_leaf_message_uuid="b"))
     assert [text for _, _, text in turns(shown)] == ["I moved.", "Discarded"]
+    damaged = [{**messages[0], "uuid": {}}, {**messages[3], "parent_message_uuid": "a"}]
+    [last] = read(tmp_path, claude(*damaged, current_leaf_message_uuid=["b"]))
+    assert [text for _, _, text in turns(last)] == ["Porto"]
 
 
 @pytest.mark.parametrize("leaf", [None, "gone"])

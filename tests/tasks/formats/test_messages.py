@@ -71,6 +71,7 @@ WRONG = {
     r"messages\[1\]\.content: a text or a list": {"role": "user", "content": 5},
     r"messages\[1\]\.content\[0\]\.type: is missing": {"role": "user", "content": [{"text": "x"}]},
     r"messages\[1\]\.content\[0\]\.type: 'txt' is unknown": {"role": "user", "content": [{"type": "txt"}]},
+    r"messages\[1\]\.content\[0\]\.type: \['txt'\] is unknown": {"role": "user", "content": [{"type": ["txt"]}]},
     r"messages\[1\]\.content\[1\]\.text: a text is needed": {"role": "user", "content": ["a", {"type": "text"}]},
     r"messages\[1\]\.timestamp: 'May' is no ISO": {**USER, "timestamp": "May"},
     r"messages\[1\]\.timestamp: 5 is no ISO": {**USER, "timestamp": 5},
