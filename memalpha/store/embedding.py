@@ -306,7 +306,7 @@ def _bert_words(text: str) -> list[str]:
 
 
 class StaticEmbedder:
-    """Weighted mean of token vectors, from a table distilled from all-MiniLM-L6-v2.
+    """Weighted mean of token vectors, from a table distilled from all-MiniLM-L6-v2 and taught questions.
 
     The table holds the vocabulary, `vectors` int8 `(V, dim)` and `scales` float32 `(V,)`. Their product is a token's
     vector times its frequency weight. `scripts/make_static_embedder.py` makes the table and documents the recipe.

@@ -47,7 +47,8 @@ def test_verdicts(entries, options, expected) -> None:
 
 def test_a_perfect_writer_is_right_and_an_append_only_one_about_what_stays(tmp_path) -> None:
     systems = ["append-only", "scripted:oracle", "empty"]
-    result = state_suite.run_state(load_settings("state", {"limit": 3, "systems": systems, "out": tmp_path}))
+    everything_in_view = {"limit": 3, "systems": systems, "out": tmp_path, "agent": {"view_related": 30}}
+    result = state_suite.run_state(load_settings("state", everything_in_view))
     append_only, oracle, empty = result["systems"]
     assert oracle["right"] == 1.0 and oracle["interval"] is None
     right = {name: shares["right"] for name, shares in append_only["situations"].items()}
