@@ -23,6 +23,7 @@ from memalpha.agent.parsing import after_thinking, parse_calls
 from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
 from memalpha.agent.quoting import NOTE
 from memalpha.agent.tools import SEARCH_TOOL, search_query
+from memalpha.agent.transcript import is_anonymous, split_label
 from memalpha.arguments import brief_repr, check_function
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError, PolicyError
@@ -427,7 +428,8 @@ class ExtractiveReader:
 
     Entries without a key, and lines of a transcript, whose label says who spoke, match by their whole text and are
     quoted, also for a date that they name or a number. A question of stop words alone ("how old am I?") gets the
-    nearest of them. The reader abstains if no entry matches.
+    nearest of them. What somebody says of himself answers no question about another ("Where does Ben live?"). The
+    reader abstains if no entry matches.
     """
 
     def __init__(self, config: ReaderConfig | None = None) -> None:
@@ -505,6 +507,8 @@ def _extract(question: str, hits: Iterable[Hit]) -> str:
         entry = hit.entry
         key, value = _key_and_value(entry)
         if key is None:
+            if _speaks_of_another(question, entry):
+                continue
             # "How old am I?" has no word to look for: the nearest sentence is quoted.
             if not question_stems or question_stems & _stems(entry.content):
                 return _date_or_quote(value, entry.timestamp) if asks_when else value
@@ -514,6 +518,23 @@ def _extract(question: str, hits: Iterable[Hit]) -> str:
         elif question_stems & _stems(key):
             return value
     return ABSTAIN
+
+
+_FIRST_PERSON = re.compile(r"\b(?:I|me|my|mine|we|our|us)\b", re.IGNORECASE)
+_NAME = re.compile(r"(?<=\s)[^\W\d_a-z]\w+")  # inside a question
+_DATES = re.compile(
+    r"(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|January|February|March|April|May|June|July|August"
+    r"|September|October|November|December)s?$"
+)
+
+
+def _speaks_of_another(question: str, entry: MemoryEntry) -> bool:
+    """Return True for a sentence in which somebody with a name speaks of himself, where the question names others."""
+    speaker, said = split_label(entry.content)
+    if not speaker or is_anonymous(speaker) or _FIRST_PERSON.search(question) or not _FIRST_PERSON.search(said):
+        return False
+    names = [name for name in _NAME.findall(question) if not _DATES.match(name)]
+    return bool(names) and not any(name.lower() in entry.content.lower() for name in names)
 
 
 def _date_or_quote(text: str, timestamp: str | None) -> str:

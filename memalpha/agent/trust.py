@@ -197,7 +197,8 @@ def attribute(content: str, chunk_lines: AttributedLines, *, owner: str = USER) 
     Lines are scored by the words that they share with the content, rare ones above all. The right is that of the best
     line's speaker; without shared words, and among equals, of the one of least rank (`rank`): a doubt gives no right.
     Recorded is the speaker of highest rank whose line shares half as many words as the best: who repeats another's
-    statement does not become its author. Where lines have just the words of the content, they alone count.
+    statement does not become its author. Where lines have just the words of the content, they alone count, and of them
+    the one whose speaker the content names.
 
     Args:
         content: What is to be written, or what is to be removed.
@@ -210,9 +211,10 @@ def attribute(content: str, chunk_lines: AttributedLines, *, owner: str = USER) 
     statement = split_label(content)[1]
     terms = chunk_lines.words_by_text.get(statement) or frozenset(words(statement))
     if terms and (speakers := chunk_lines.speakers_by_words.get(terms)):
-        if len(speakers) == 1:
-            [speaker] = speakers
-            return speaker, speaker
+        label = split_label(content)[0]
+        named = [name for name in speakers if len(speakers) == 1 or is_same(name, label)]
+        if named:
+            return named[0], named[0]
         return min(speakers, key=lambda name: rank(name, owner)), max(speakers, key=lambda name: rank(name, owner))
     weights: list[list[float]] = [[] for _ in names]  # of the words that a line shares with the content
     for word in sorted(terms & chunk_lines.line_numbers.keys()):

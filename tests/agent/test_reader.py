@@ -178,6 +178,24 @@ def test_the_extractive_floor_takes_no_speaker_for_a_key_and_reads_scripts_witho
 
 
 @pytest.mark.parametrize(
+    ("question", "expected"),
+    [
+        ("Where does Ben live?", "unknown"),
+        ("Where did Ana live on Friday?", "I live in Porto."),
+        ("Where do I live, Ben?", "I live in Porto."),
+        ("Where does Cleo live?", "Cleo lives in Rome, I think."),
+    ],
+)
+def test_what_somebody_says_of_himself_answers_nothing_about_another(question, expected):
+    with MemoryStore.open(":memory:") as store:
+        agent = MemoryAgent("add_all", store)
+        agent.read("Ana: I live in Porto.")
+        if "Cleo" in question:
+            agent.read("Eve: Cleo lives in Rome, I think.")
+        assert agent.ask(question).text == expected
+
+
+@pytest.mark.parametrize(
     ("question", "text", "expected"),
     [
         ("犬の名前は何ですか?", "アナ: 大阪に引っ越しました。犬の名前はポチです。よろしく。", "ポチ"),

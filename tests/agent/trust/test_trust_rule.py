@@ -307,3 +307,14 @@ def test_redaction_comes_before_model_and_memory() -> None:
     assert [entry.content for entry in store.list()] == ["Ana: call [phone]", "or [phone] later"]
     with pytest.raises(ConfigError, match="redact: returned NoneType"):
         MemoryAgent("add_all", store, redact=lambda text: None).read("x")  # pyright: ignore
+
+
+def test_equal_words_of_two_speakers_are_told_apart_by_the_name_that_is_written() -> None:
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        turns = (SpeakerTurn(speaker=name, text="I live in Rome.") for name in ("Ana", "Bob"))
+        MemoryAgent("add_all", store, trust=TrustConfig(owner="Ana")).read(Chunk(turns=tuple(turns)))
+        assert [(entry.speaker, entry.content) for entry in store.list()] == [
+            ("Ana", "Ana: I live in Rome."),
+            ("Bob", "Bob: I live in Rome."),
+        ]
+        assert not store.quarantined()
