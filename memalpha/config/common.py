@@ -43,19 +43,29 @@ def import_object(name: str, key: str) -> Any:
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)  # for what the module imports later
     sys.path.insert(0, here)
+    missing = f"{key}: {name!r} cannot be found ({{}}), also not in {here}"
     try:
         value: Any = importlib.import_module(module)
-        for attribute in path.split("."):
-            value = getattr(value, attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{key}: {name!r} cannot be found ({error}), also not in {here}") from error
-    except Exception as error:
-        frame = extract_tb(error.__traceback__)[-1]
-        cause = f"{type(error).__name__}: {error} ({frame.filename}, line {frame.lineno})"
-        raise ConfigError(f"{key}: {name!r} cannot be imported: {cause}") from error
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+            raise ConfigError(missing.format(error)) from error
+        raise ConfigError(f"{key}: {name!r}: its module fails: {_import_cause(error)}") from error
     finally:
         sys.path.remove(here)
+    try:
+        for attribute in path.split("."):
+            value = getattr(value, attribute)
+    except AttributeError as error:
+        raise ConfigError(missing.format(error)) from error
     return value
+
+
+def _import_cause(error: BaseException) -> str:
+    """Return class, message, file and line of what a module raised while it ran."""
+    if isinstance(error, SyntaxError):  # its own text holds a place too
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen ")]
+    return f"{type(error).__name__}: {error} ({frames[-1].filename}, line {frames[-1].lineno})"
 
 
 ONE_IS_A_LIST = BeforeValidator(
