@@ -7,6 +7,7 @@ file, line or field and says what to do.
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
+from traceback import FrameSummary
 from typing import Any
 
 _PARENT = Path(__file__).resolve().parent.parent  # site-packages, or the root of a checkout
@@ -29,6 +30,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ` (did you mean 'x'?)` with the known name nearest to `name`, or "" if none is near."""
     matches = get_close_matches(name, list(known), 1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
+
+
+def code_line(frames: Iterable[FrameSummary]) -> str:
+    """Return ` (FILE, line N)`: the last line in the file of the first frame; "" without frames."""
+    lines = [(frame.filename, frame.lineno) for frame in frames]
+    return next((f" ({file}, line {line})" for file, line in reversed(lines) if file == lines[0][0]), "")
 
 
 class MemalphaError(Exception):

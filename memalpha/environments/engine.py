@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from traceback import extract_tb
 from typing import Any, Generic, NamedTuple, Protocol, SupportsFloat, TypeGuard, runtime_checkable
 
 from memalpha.arguments import brief_repr
-from memalpha.errors import ConfigError, MemalphaError, RewardError
+from memalpha.errors import ConfigError, MemalphaError, RewardError, code_line
 from memalpha.policy.base import Policy, RenderingPolicy, SamplingQueue, noise_key, open_queue
 from memalpha.types import (
     LARGEST_REWARD,
@@ -423,13 +424,15 @@ def _messages(prompt: Any) -> Messages:
 
 @contextmanager
 def wrap_errors(where: str) -> Iterator[None]:
-    """Re-raise foreign exceptions as `RewardError` prefixed with the environment's name."""
+    """Re-raise foreign exceptions as `RewardError` with the environment's name and the line of its code."""
     try:
         yield
     except MemalphaError:
         raise
     except (Exception, SystemExit) as error:
-        raise RewardError(f"{where} raised {type(error).__name__}: {error}".rstrip(": ")) from error
+        problem = f"{type(error).__name__}: {error}".rstrip(": ")
+        line = code_line(extract_tb(error.__traceback__)[2:])  # behind this function and its caller
+        raise RewardError(f"{where} raised {problem}{line}") from error
 
 
 class EpisodePool:

@@ -30,13 +30,15 @@ r4 = 1 where the chunk has nothing to remember, else 0. r3 is at least 0.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from numbers import Real
+from typing import TYPE_CHECKING, Any, cast
 
 from memalpha.agent.tools import CHANGING_CODES
-from memalpha.arguments import check_count, is_finite_number
+from memalpha.arguments import brief_repr, check_count
 from memalpha.config import RewardConfig
 from memalpha.config.common import MemoryFunction, import_object
 from memalpha.environments.engine import wrap_errors
@@ -175,14 +177,14 @@ class MemoryReward:
             shared.add("model")
         for part, function in self.functions:
             weights[part.name] = part.weight
-            with wrap_errors(f"reward.functions.{part.name}: {part.function}"):
-                value = function(trajectory, records)
-            if not is_finite_number(value) or abs(part.weight * value) > LARGEST_REWARD / 2:
-                raise RewardError(
-                    f"reward.functions.{part.name}: {part.function} gave {value!r:.80}: a finite number is needed, and "
-                    f"its weight {part.weight:g} must keep it below {LARGEST_REWARD / 2:g}"
-                )
-            components[part.name] = (float(value),) * len(turns)
+            where = f"reward.functions.{part.name}: {part.function}"
+            with wrap_errors(where):
+                result = function(trajectory, records)
+            value = _as_float(result, where)
+            if abs(part.weight * value) > LARGEST_REWARD / 2:
+                problem = f"its weight {part.weight:g} must keep it below {LARGEST_REWARD / 2:g}"
+                raise RewardError(f"{where} gave {value:g}: {problem}")
+            components[part.name] = (value,) * len(turns)
             shared.add(part.name)
         named = components.items()
         totals = tuple(sum(weights[name] * values[turn] for name, values in named) for turn in range(len(turns)))
@@ -206,6 +208,26 @@ class MemoryReward:
             return 0.0
         r3 = 1.0 - memory_tokens(state, self.count_tokens) / read_tokens
         return r3 if self.config.preset == "published" else max(0.0, r3)
+
+
+def _as_float(result: Any, where: str) -> float:
+    """Return what a function of `reward.functions` gave as a float.
+
+    Args:
+        result: A number, or an array or tensor without dimensions.
+        where: Setting and function, for messages.
+
+    Raises:
+        RewardError: It is no finite number.
+    """
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()  # otherwise Python warns that nobody awaited it
+        raise RewardError(f"{where} is async: write it as a plain function")
+    value = result.item() if getattr(result, "ndim", None) == 0 else result
+    if isinstance(value, Real) and abs(cast("Any", value)) <= sys.float_info.max:
+        return float(value)
+    raise RewardError(f"{where} gave {brief_repr(result)}: a finite number is needed")
 
 
 def _call_share(turn: Turn, published: bool) -> float:

@@ -1,8 +1,10 @@
 """The reward: every perverse case that the default preset repairs, as it is there and as it was published."""
 
+from fractions import Fraction
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,13 @@ GOLD = (
 TASK = Task(id="t", chunks=tuple(Chunk(text="word " * 30) for _ in range(3)), gold_operations=GOLD)
 
 STAYS = TASK.model_copy(update={"gold_operations": GOLD[:2]})
+
+
+TOO_LARGE = r"gave .*: its weight .* below 1\.7e\+38"
+
+
+async def _later(*_):
+    return 1.0
 
 
 def components(*turns, preset="default", scores=(), task=TASK):
@@ -293,12 +302,26 @@ def test_gold_knows_when_a_fact_holds():
 
 
 @pytest.mark.parametrize(
-    ("value", "weight"), [(1e308, 10.0), (1e39, 1.0), (-1e30, 1e10), (float("nan"), 1.0), ("1", 1.0), (None, 1.0)]
-)
-def test_a_function_that_raises_or_whose_weighted_value_overflows_is_named(value, weight):
+    ("value", "weight", "message"),
+    [
+        (1e308, 10.0, TOO_LARGE), (1e39, 1.0, TOO_LARGE), (-1e30, 1e10, TOO_LARGE),
+        (float("nan"), 1.0, "gave nan: a finite number is needed$"), ("1", 1.0, "gave '1': a finite number is needed$"),
+        (10**400, 1.0, "a finite number"), (np.zeros(1), 1.0, r"gave array\(\[0\.\]\): a finite number"),
+        (_later, 1.0, "is async"), (None, 1.0, r"raised KeyError: 'x' \(.*test_memory_reward\.py, line \d+\)$"),
+    ],
+)  # fmt: skip
+def test_a_function_that_raises_or_whose_value_is_unusable_is_named(value, weight, message):
     reward = MemoryReward(RewardConfig(), len)
     part = MemoryFunction(name="mine", function="os:getcwd", weight=weight)
-    reward.functions = [(part, lambda trajectory, records: {}["x"] if value is None else value)]
-    said = "raised KeyError: 'x'" if value is None else r"gave .* its weight .* below 1\.7e\+38"
-    with pytest.raises(RewardError, match=rf"reward\.functions\.mine: os:getcwd {said}"):
+    reward.functions = [
+        (part, value if callable(value) else lambda trajectory, records: {}["x"] if value is None else value)
+    ]
+    with pytest.raises(RewardError, match=rf"reward\.functions\.mine: os:getcwd .*{message}"):
         reward.reward(roll(TASK, BOTH), [])
+
+
+@pytest.mark.parametrize("value", [np.float32(1), np.bool_(True), np.array(1.0), True, Fraction(1)])
+def test_a_function_may_give_a_number_of_any_kind(value):
+    reward = MemoryReward(RewardConfig(), len)
+    reward.functions = [(MemoryFunction(name="mine", function="os:getcwd"), lambda trajectory, records: value)]
+    assert set(reward.reward(roll(TASK, BOTH), []).components["mine"]) == {1.0}
