@@ -23,11 +23,13 @@ A factory is called once per task. It gets the evaluation's `embedder` and `k` i
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
+from numbers import Real
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any, Protocol, cast, runtime_checkable
@@ -37,7 +39,7 @@ from memalpha.config import AgentConfig
 from memalpha.config.common import import_object
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.memory_writing import fit_tasks, memory_engine
-from memalpha.errors import ConfigError, EvaluationError, InvalidContent, MemalphaError, did_you_mean
+from memalpha.errors import ConfigError, EvaluationError, InvalidContent, MemalphaError, code_line, did_you_mean
 from memalpha.policy.base import NAMED_POLICIES, RULE_POLICIES, Policy, with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import AnswerCache, keep_replies
@@ -308,6 +310,7 @@ class Streamed:
 
         Raises:
             EvaluationError: The system raised; names task, chunk and line of the system's code.
+            ConfigError: One of its methods is async or returns a wrong type; names the method.
         """
         total, chunks_read, by_task, sizes = sum(len(task.chunks) for task in tasks), 0, [], []
         for task in tasks:
@@ -319,14 +322,14 @@ class Streamed:
             show = partial(self._show, budget=budget, texts=turn_texts_of(task))
             for chunk in task.chunks:
                 with self._name_errors(task, chunk):
-                    system.read(chunk)
+                    self._refuse_async("read", system.read(chunk))
                     if isinstance(system, Inspectable) and not isinstance(system, Historical):
-                        seen.update(((entry.id, entry.text), entry) for entry in system.entries())
+                        seen.update(((entry.id, entry.text), entry) for entry in self._passages(system, "entries"))
                     if questions := asked.get(chunk.index, []):
-                        entries = tuple(system.entries()) if isinstance(system, Inspectable) else None
+                        entries = self._passages(system, "entries") if isinstance(system, Inspectable) else None
                         history = None if entries is None else tuple(seen.values())
-                        history = tuple(system.history()) if isinstance(system, Historical) else history
-                        search, size = self._make_search(system, task, chunk, show, settings), system.size()
+                        history = self._passages(system, "history") if isinstance(system, Historical) else history
+                        search, size = self._make_search(system, task, chunk, show, settings), self._size(system)
                     for question in questions:
                         passages = show(system, question.question)
                         by_question[question.id] = Retrieval(
@@ -337,7 +340,7 @@ class Streamed:
                     progress(chunks_read, total)
             by_task.append([by_question[question.id] for question in task.questions])
             with self._name_errors(task):
-                sizes.append(system.size())
+                sizes.append(self._size(system))
         return Retrievals(by_task, sizes)
 
     @contextmanager
@@ -356,22 +359,44 @@ class Streamed:
         except MemalphaError:
             raise
         except (Exception, SystemExit) as error:
-            frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename != __file__]
-            lines = [
-                f" ({frame.filename}, line {frame.lineno})" for frame in frames if frame.filename == frames[0].filename
-            ]
-            raise EvaluationError(f"{where}: {type(error).__name__}: {error}{''.join(lines[-1:])}") from error
+            line = code_line(frame for frame in extract_tb(error.__traceback__) if frame.filename != __file__)
+            raise EvaluationError(f"{where}: {type(error).__name__}: {error}{line}") from error
 
     def _show(self, system: System, query: str, *, budget: int | None, texts: Mapping[str, str]) -> tuple[Passage, ...]:
-        context = system.context(query)
-        if isinstance(context, str) or not isinstance(context, Iterable):
-            raise ConfigError(f"system {self.name}: context() gives a list, not {type(context).__name__}")
-        passages = [Passage(item) if isinstance(item, str) else item for item in context]
+        return cut_to_budget(self._passages(system, "context", query), budget, turn_texts=texts)[1]
+
+    def _passages(self, system: System, method: str, *query: str) -> tuple[Passage, ...]:
+        """Return the checked passages of `context`, where a text stands for a passage, `entries` or `history`."""
+        result, prefix = getattr(system, method)(*query), f"system {self.name}: {method}() gives"
+        self._refuse_async(method, result)
+        if isinstance(result, str) or not isinstance(result, Iterable):
+            raise ConfigError(f"{prefix} a list, not {type(result).__name__}")
+        passages = tuple(Passage(item) if query and isinstance(item, str) else item for item in result)
         for passage in passages:
             if not isinstance(passage, Passage):
-                kind = type(passage).__name__
-                raise ConfigError(f"system {self.name}: context() gives passages or texts, not {kind}")
-        return cut_to_budget(passages, budget, turn_texts=texts)[1]
+                raise ConfigError(f"{prefix} passages{' or texts' if query else ''}, not {type(passage).__name__}")
+            if not isinstance(passage.text, str):
+                kind = type(passage.text).__name__
+                raise ConfigError(f"{prefix} the passage {passage.id!r}, whose text is {kind}, not str")
+        return passages
+
+    def _size(self, system: System) -> int:
+        size = system.size()
+        self._refuse_async("size", size)
+        if isinstance(size, bool) or not isinstance(size, Real):
+            raise ConfigError(f"system {self.name}: size() gives a number of tokens, not {type(size).__name__}")
+        if not (math.isfinite(size) and size >= 0):
+            raise ConfigError(f"system {self.name}: size() gives a number of tokens, not {size}")
+        return round(size)
+
+    def _refuse_async(self, method: str, result: object) -> None:
+        """Raise `ConfigError` for what an async method returns, or a generator from `read`: its code has not run."""
+        if inspect.iscoroutine(result):
+            result.close()  # otherwise Python warns that nobody awaited it
+        if inspect.isawaitable(result) or inspect.isasyncgen(result):
+            raise ConfigError(f"system {self.name}: {method}() is async: write it as a plain method")
+        if method == "read" and inspect.isgenerator(result):
+            raise ConfigError(f"system {self.name}: read() is a generator: write it without yield")
 
     def _make_search(
         self, system: System, task: Task, chunk: Chunk, show: _Show, settings: SystemSettings

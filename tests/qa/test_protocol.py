@@ -5,7 +5,8 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from fake_policy import FakePolicy
@@ -284,7 +285,7 @@ def test_bad_input_is_refused(tmp_path, monkeypatch):
         run("facts", tasks=[TASK.model_copy(update={"meta": {}})])
     (tmp_path / "broken_system_of_a_test.py").write_text("\nraise OSError('no')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=r"cannot be imported: OSError: no \(.*_test\.py, line 2\)"):
+    with pytest.raises(ConfigError, match=r"its module fails: OSError: no \(.*_test\.py, line 2\)"):
         run("broken_system_of_a_test:Thing")
     with pytest.raises(ConfigError, match="lacks read, context, size"):
         run("builtins:dict")
@@ -293,6 +294,54 @@ def test_bad_input_is_refused(tmp_path, monkeypatch):
     for shape, message in (([3], "passages or texts, not int"), ("text", "a list, not str"), (None, "not NoneType")):
         with pytest.raises(ConfigError, match=message):
             run(Streamed("odd", lambda task, settings, shape=shape: _Odd(shape)))
+
+
+async def _later(*_):
+    return []
+
+
+@pytest.mark.parametrize(
+    ("method", "result", "message"),
+    [
+        ("read", _later, "is async"),
+        ("read", (chunk for chunk in ()), "is a generator"),
+        ("context", _later, "is async"),
+        ("context", [Passage(None, "1")], "gives the passage '1', whose text is NoneType"),  # pyright: ignore
+        ("size", _later, "is async"),
+        ("size", None, "gives a number of tokens, not NoneType"),
+        ("size", "3", "gives a number of tokens, not str"),
+        ("size", float("nan"), "gives a number of tokens, not nan"),
+        ("size", -3, "gives a number of tokens, not -3"),
+        ("entries", None, "gives a list, not NoneType"),
+        ("entries", ["a"], "gives passages, not str"),
+        ("history", _later, "is async"),
+        ("history", "abc", "gives a list, not str"),
+        ("history", [1], "gives passages, not int"),
+    ],
+)
+def test_a_method_that_returns_another_type_is_named(method, result, message):
+    system = SimpleNamespace(read=print, context=lambda _: [], size=lambda: 0, entries=tuple, history=tuple)
+    setattr(system, method, result if callable(result) else lambda *_: result)
+    with pytest.raises(ConfigError, match=rf"^system odd: {method}\(\) {message}"):
+        run(Streamed("odd", lambda task, settings: cast("Any", system)))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import sys\nsys.exit(0)", r"its module fails: SystemExit: 0 \(.*, line 2\)"),
+        ("x = None\nx.lower()", r"its module fails: AttributeError: .*\(.*, line 2\)"),
+        ("import no_such_module", r"its module fails: ModuleNotFoundError: .*\(.*, line 1\)"),
+        ("def f(:", r"its module fails: SyntaxError: invalid syntax \([^(]*, line 1\)"),
+        ("", "cannot be found"),
+    ],
+)
+def test_a_module_that_fails_is_no_missing_module(tmp_path, monkeypatch, code, message):
+    (tmp_path / "failing_system_of_a_test.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "failing_system_of_a_test", raising=False)
+    with pytest.raises(ConfigError, match=f"^systems: 'failing_system_of_a_test:Thing':? {message}"):
+        run("failing_system_of_a_test:Thing")
 
 
 class _Odd:
