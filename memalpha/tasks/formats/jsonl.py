@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from memalpha.arguments import check_target, finite_float, refuse_constant, unique_keys
+from memalpha.arguments import brief_repr, check_target, finite_float, refuse_constant, unique_keys
 from memalpha.errors import DataError, install_command
 from memalpha.text_files import split_json_items
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
@@ -114,10 +114,13 @@ def check_tasks(tasks: Iterable[Task]) -> Iterator[Task]:
     """Yield tasks that `load_jsonl` would read back as they are.
 
     Raises:
-        DataError: JSON cannot hold a task (NaN in `meta`), `load_jsonl` would refuse it, or two have one id.
+        DataError: An item is no `Task`, JSON cannot hold it (NaN in `meta`), `load_jsonl` would refuse it, or two have
+            one id.
     """
     task_ids: set[str] = set()
     for task in tasks:
+        if not isinstance(task, Task):
+            raise DataError(f"{brief_repr(task)}: Task objects are needed; Task.model_validate makes one of a dict")
         try:
             json.dumps(task.model_dump(exclude=POSITIONS), ensure_ascii=False, allow_nan=False).encode()
         except (TypeError, ValueError) as error:

@@ -187,6 +187,13 @@ def test_unreadable_tasks_are_not_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("save", [to_dataset, lambda tasks: save_jsonl(tasks, "tasks.jsonl")])
+def test_dicts_are_refused_as_tasks(tmp_path, monkeypatch, save):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=r"^\{'id': 'a'\}: Task objects are needed"):
+        save([{"id": "a"}])
+
+
 def test_deep_nesting_and_empty_files_are_data_errors(tmp_path):
     path = tmp_path / "tasks.jsonl"
     for text in ("", "\n \n", "[" * 100_000, '{"id": "\ud83d"}'.encode("utf-8", "surrogatepass").decode("latin-1")):
