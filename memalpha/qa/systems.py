@@ -31,10 +31,9 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from numbers import Real
 from pathlib import Path
-from traceback import extract_tb
 from typing import Any, Protocol, cast, runtime_checkable
 
-from memalpha.arguments import brief_repr
+from memalpha.arguments import brief_repr, format_foreign_error
 from memalpha.config import AgentConfig
 from memalpha.config.common import import_object
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
@@ -359,8 +358,7 @@ class Streamed:
         except MemalphaError:
             raise
         except (Exception, SystemExit) as error:
-            line = code_line(frame for frame in extract_tb(error.__traceback__) if frame.filename != __file__)
-            raise EvaluationError(f"{where}: {type(error).__name__}: {error}{line}") from error
+            raise EvaluationError(f"{where}: {format_foreign_error(error, __file__)}") from error
 
     def _show(self, system: System, query: str, *, budget: int | None, texts: Mapping[str, str]) -> tuple[Passage, ...]:
         return cut_to_budget(self._passages(system, "context", query), budget, turn_texts=texts)[1]
