@@ -32,6 +32,7 @@ from memalpha.agent.tools import (
     ReadCall,
     Tool,
     Tools,
+    changed_ids,
     execute,
     execute_inserts,
     read_call,
@@ -257,7 +258,8 @@ def execute_calls(
     """
     reads = [(call, read_call(call, memory.schema, tools, strict=strict, visible=visible)) for call in calls]
     # Before any call: the second of two calls may change what the first one wrote.
-    ids = visible.keys() & {id for _, read in reads if (tool := _tool(read)) for id in tool.changes()}
+    changes = [() if (tool := _tool(read)) is None else changed_ids(tool) for _, read in reads]
+    ids = visible.keys() & {id for of_call in changes for id in of_call}
     seen = memory if judge is None else judge.view
     conflicts = {id for id in ids if _content(seen, id) not in (visible[id], None)}
     origin = {**origin, "chunk": chunk.index, "timestamp": chunk.timestamp}
@@ -272,7 +274,7 @@ def execute_calls(
         for call, read in run:
             tool, note = _tool(read), next(note_of, None)
             noted = origin if note is None else {**origin, "metadata": {NOTE: note, **(origin["metadata"] or {})}}
-            if tool is not None and not conflicts.isdisjoint(tool.changes()):
+            if tool is not None and not conflicts.isdisjoint(changed_ids(tool)):
                 message = "was changed after the writer saw it; it stays as it is"
                 yield ToolResult(call, False, "conflict", message), ()
             else:

@@ -5,14 +5,16 @@ prompt says of it, its line form, and the operations that a call makes. `agent.t
 own (docs/extend/tool.md).
 
 A model's mistake becomes a `ToolResult` with an error code, never an exception. Exceptions mean a failing database or a
-bug.
+bug; in a tool of your own it is a `ConfigError` that names the tool and the line.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from types import UnionType
@@ -21,8 +23,17 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from memalpha.agent.parsing import MALFORMED, named_tool
+from memalpha.arguments import brief_repr, format_foreign_error
 from memalpha.config.common import import_object
-from memalpha.errors import ConfigError, DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
+from memalpha.errors import (
+    ConfigError,
+    DuplicateContent,
+    InvalidContent,
+    MemalphaError,
+    StoreError,
+    UnknownCategory,
+    UnknownEntry,
+)
 from memalpha.policy.chat.text import plain_line
 from memalpha.store.fields import clean_content
 from memalpha.store.memory import Memory
@@ -72,7 +83,8 @@ class Tool(Arguments, ABC):
     def apply(self, memory: Memory) -> Sequence[Operation]:
         """Return the operations of the call, which happen together or not at all; none changes nothing.
 
-        Source, chunk, speaker, metadata and the conversation's date are added to them.
+        Source, chunk and speaker are set by the agent, never here; its metadata joins theirs, and the conversation's
+        date is added to those without a timestamp.
 
         Args:
             memory: The memory as it is; not changed here.
@@ -203,6 +215,7 @@ A = TypeVar("A", bound=Arguments)
 Tools = Mapping[str, type[Tool]]
 TOOLS: Tools = {tool.name: tool for tool in (Insert, Update, Delete, CoreUpdate, Skip)}
 
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # what endpoints take as the name of a function
 _TYPES = {str: "string", float: "number", int: "integer", bool: "boolean"}
 
 
@@ -229,8 +242,13 @@ def _fault(tool: Any, tools: Tools) -> str:
     """Return what keeps a class from being a tool beside others, "" if nothing does."""
     if not (inspect.isclass(tool) and issubclass(tool, Tool)):
         return "is no class derived from memalpha.agent.tools.Tool"
-    if not (tool.name and tool.rule and tool.__doc__):
+    if not all(isinstance(text, str) and text for text in (tool.name, tool.rule, tool.__doc__)):
         return "needs a name, a rule (what the prompt says of it) and a docstring (its description)"
+    if not _NAME.fullmatch(tool.name):
+        return f"name {brief_repr(tool.name)}: 1 to 64 of the characters a-z, A-Z, 0-9, _ and - are needed"
+    for hint, value in tool.hints.items():
+        if not isinstance(value, str if hint == "title" else bool):
+            return f"hints: {hint} {brief_repr(value)}: {'a text' if hint == 'title' else 'True or False'} is needed"
     if inspect.isabstract(tool):
         return "needs apply, which returns the operations of a call"
     for field, info in tool.model_fields.items():
@@ -319,6 +337,9 @@ def read_call(
         tools: Tools of the writer.
         strict: Refuse a call with such an argument, category or id instead, as rewards do.
         visible: Ids of the entries that the writer saw.
+
+    Raises:
+        ConfigError: A tool of a user's own failed.
     """
     if call.error:
         message = "not a readable call" if call.error == MALFORMED else "the chunk does not say this"
@@ -327,10 +348,11 @@ def read_call(
     if tool is None or (tool is CoreUpdate and not schema.core):
         return ToolResult(call, False, "unknown_tool", f"no tool {call.name!r}; there are: {', '.join(tools)}")
     arguments = call.arguments if strict else _as_meant(call.arguments, schema.category_names, visible)
-    try:
-        return validate_arguments(tool, arguments, strict=strict)
-    except ValidationError as error:
-        return ToolResult(call, False, "invalid_arguments", format_validation_error(error))
+    with _name_errors(tool):
+        try:
+            return validate_arguments(tool, arguments, strict=strict)
+        except ValidationError as error:
+            return ToolResult(call, False, "invalid_arguments", format_validation_error(error))
 
 
 def _as_meant(arguments: Mapping[str, Any], categories: Sequence[str], ids: Collection[str]) -> dict[str, Any]:
@@ -359,6 +381,64 @@ def validate_arguments(model: type[A], arguments: Mapping[str, Any], *, strict: 
             raise
         remaining = {name: value for name, value in arguments.items() if name not in names}
         return model.model_validate(remaining), f"ignored: {format_validation_error(error)}"
+
+
+@contextmanager
+def _name_errors(tool: Tool | type[Tool]) -> Iterator[None]:
+    """Re-raise foreign exceptions of a user's tool as ConfigError with its name and line; ours have no user to tell."""
+    try:
+        yield
+    except MemalphaError:
+        raise
+    except (Exception, SystemExit) as error:
+        if tool.name in TOOLS:
+            raise
+        raise ConfigError(f"tool {tool.name}: {format_foreign_error(error, __file__)}") from error
+
+
+def changed_ids(tool: Tool) -> Collection[str]:
+    """Return the ids of `Tool.changes`. Raises `ConfigError` if it failed or gives anything else."""
+    with _name_errors(tool):
+        ids: Any = tool.changes()
+    if not isinstance(ids, tuple | list | set | frozenset):
+        raise ConfigError(f"tool {tool.name}: changes gives a tuple of ids, not {type(ids).__name__}")
+    for id in ids:
+        if not isinstance(id, str):
+            raise ConfigError(f"tool {tool.name}: changes gives ids, which are texts, not {brief_repr(id)}")
+    return ids
+
+
+def _requested(tool: Tool, memory: Memory) -> Sequence[Operation]:
+    """Return the operations of `Tool.apply`.
+
+    Values that a model may have written are left to the memory, which refuses the call.
+
+    Raises:
+        StoreError: The rules of the memory refuse the call.
+        ConfigError: It failed, or gives what no list of operations for the memory is.
+    """
+    with _name_errors(tool):
+        operations: Any = tool.apply(memory)
+    place = f"tool {tool.name}: apply gives"
+    if not isinstance(operations, list | tuple):
+        raise ConfigError(f"{place} a list of Operations, not {type(operations).__name__}")
+    for operation in operations:
+        if not isinstance(operation, Operation):
+            raise ConfigError(f"{place} a list of Operations, not one with {brief_repr(operation)}")
+        if operation.kind not in CODES:
+            raise ConfigError(f"{place} an Operation {brief_repr(operation.kind)}: use {', '.join(CODES)}")
+        for field in ("id", "category", "content", "timestamp"):
+            value = getattr(operation, field)
+            if not isinstance(value, str) and (
+                value is not None or (field == "id" and operation.kind in ("update", "delete"))
+            ):
+                raise ConfigError(f"{place} {operation.kind} with {field} {brief_repr(value)}: a text is needed")
+        if not isinstance(metadata := operation.metadata, Mapping | None):
+            raise ConfigError(f"{place} {operation.kind} with metadata {brief_repr(metadata)}: not a mapping")
+        for field in ("source", "chunk", "speaker", "key"):  # a revert by them must find all that a read has written
+            if getattr(operation, field) is not None:
+                raise ConfigError(f"{place} {operation.kind} with a {field}, which the agent sets: use metadata")
+    return operations
 
 
 def execute(
@@ -390,13 +470,16 @@ def execute(
 
     Returns:
         The result, and the operations as logged; none if the memory did not change.
+
+    Raises:
+        ConfigError: A tool of a user's own failed, or gives no operations for the memory.
     """
     read = read_call(call, memory.schema) if read is None else read
     if isinstance(read, ToolResult):
         return read, ()
     tool, ignored = read
     try:
-        requested = tool.apply(memory)
+        requested = _requested(tool, memory)
         if not requested:
             return _with_ignored(ToolResult(call, True, "skipped"), ignored), ()
         speaker, quarantine = judge(requested)
@@ -470,10 +553,12 @@ def _complete(
     origin: Mapping[str, Any],
 ) -> Operation:
     """Return an operation with its origin, and with the date and metadata of what it writes."""
+    own = operation.metadata
+    merged = metadata if own is None else {**own, **(metadata or {})}
     if operation.kind == "insert":
-        return replace(operation, timestamp=operation.timestamp or timestamp, metadata=metadata, **origin)
+        return replace(operation, timestamp=operation.timestamp or timestamp, metadata=merged, **origin)
     if isinstance(before, MemoryEntry) and operation.kind == "update":
-        merged = None if metadata is None else {**before.metadata, **metadata}
+        merged = None if merged is None else {**before.metadata, **merged}
         return replace(operation, timestamp=operation.timestamp or timestamp or "", metadata=merged, **origin)
     return replace(operation, **origin)
 

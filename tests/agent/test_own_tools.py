@@ -16,11 +16,11 @@ from memalpha.agent.prompts import check_style, writer_messages
 from memalpha.agent.replies import format_calls, parse_reply
 from memalpha.agent.tools import TOOLS, Tool, execute, load_tools, read_call
 from memalpha.config import AgentConfig
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, InvalidContent
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.store import MemoryStore
 from memalpha.train.algorithms.credit import operations_by_call
-from memalpha.types import Chunk, Observation, ToolCall
+from memalpha.types import Chunk, Observation, Operation, ToolCall
 
 
 class NoLine(Merge):
@@ -54,6 +54,8 @@ FAULTS = {
     "parameter 'many' needs a description and one of the types": Listed,
     "line: 'whole' is none of its parameters": changed(line="&id whole"),
     "'memory_update' is the name of another tool (Update)": changed(name="memory_update"),
+    "name 'a b': 1 to 64 of the characters": changed(name="a b"),
+    "hints: destructiveHint 7: True or False is needed": changed(hints={"destructiveHint": 7}),
     "line: '~' is the mark of memory_update": changed(line="~id other content"),
 }
 
@@ -158,3 +160,73 @@ def test_operations_belong_to_their_calls_and_what_changed_meanwhile_stays():
         ["delete"],
     ]
     assert len(TOOLS) == 5 and SimpleNamespace(**agent.tools).memory_merge is Merge
+
+
+def read_with(monkeypatch, **attributes):
+    """Read a reply with one call of a tool with other methods; return the store and the turn."""
+    monkeypatch.setattr(sys.modules["tools_of_a_test"], "Merge", changed(**attributes))
+    load_tools.cache_clear()
+    store = MemoryStore.open(":memory:", embedder="hash")
+    first, second = (store.insert("semantic", text, metadata={"old": 1}).id for text in ("tea", "milk"))
+    writer = ScriptedPolicy("fixed", text=f"&{first} {second} tea with milk")
+    agent = MemoryAgent(writer, store, AgentConfig(tools=NAMES, form="lines"))
+    return store, agent.read("Ana: hi", source="chat", metadata={"by": "agent"})
+
+
+def update(call, **fields):
+    return Operation("update", call.id, **{"content": "x", **fields})
+
+
+MISTAKES = {
+    "apply gives a list of Operations, not NoneType": lambda call: None,
+    "apply gives a list of Operations, not Operation": update,
+    "apply gives a list of Operations, not generator": lambda call: (update(call) for _ in "1"),
+    "apply gives a list of Operations, not one with 'x'": lambda call: ["x"],
+    "apply gives an Operation 'undo': use insert": lambda call: [Operation("undo")],
+    "apply gives update with content 5: a text": lambda call: [update(call, content=5)],
+    "apply gives update with id None: a text": lambda call: [Operation("update")],
+    "apply gives update with metadata [1]: not": lambda call: [update(call, metadata=[1])],
+    "apply gives update with a source, which the agent sets": lambda call: [update(call, source="mine")],
+    f"ZeroDivisionError: division by zero ({__file__}, line ": lambda call: 1 / 0,
+}
+
+
+@pytest.mark.parametrize(("message", "function"), MISTAKES.items())
+def test_mistakes_in_apply_name_the_tool(monkeypatch, message, function):
+    with pytest.raises(ConfigError, match=re.escape(f"tool memory_merge: {message}")):
+        read_with(monkeypatch, apply=lambda call, memory: function(call))
+
+
+@pytest.mark.parametrize(
+    ("message", "function"),
+    {
+        "changes gives a tuple of ids, not NoneType": lambda call: None,
+        "changes gives a tuple of ids, not str": lambda call: call.id,
+        "changes gives ids, which are texts, not 5": lambda call: (5,),
+        f"ZeroDivisionError: division by zero ({__file__}, line ": lambda call: 1 / 0,
+    }.items(),
+)
+def test_mistakes_in_changes_name_the_tool(monkeypatch, message, function):
+    with pytest.raises(ConfigError, match=re.escape(f"tool memory_merge: {message}")):
+        read_with(monkeypatch, changes=function)
+
+
+def test_errors_of_the_memory_refuse_the_call(monkeypatch):
+    def refuse(call, memory):
+        raise InvalidContent("too short")
+
+    [result] = read_with(monkeypatch, apply=refuse)[1].results
+    assert (result.ok, result.code, result.message) == (False, "invalid_content", "too short")
+    [result] = read_with(monkeypatch, apply=lambda call, memory: [update(call, metadata={"n": {1}})])[1].results
+    assert result.code == "invalid_content" and result.message.startswith("metadata cannot be written as JSON")
+
+
+def test_metadata_of_a_tool_joins_that_of_the_agent(monkeypatch):
+    def apply(call, memory):
+        own = {"own": 2, "by": "tool"}
+        return [update(call, metadata=own), Operation("insert", None, "semantic", "new", metadata=own)]
+
+    store, _ = read_with(monkeypatch, apply=apply)
+    metadata = {entry.content: entry.metadata for entry in store.list()}
+    assert metadata["x"] == {"old": 1, "own": 2, "by": "agent"} and metadata["new"] == {"own": 2, "by": "agent"}
+    assert {entry.source for entry in store.list() if entry.content != "milk"} == {"chat"}

@@ -181,6 +181,8 @@ def to_service_error(error: MemalphaError) -> ServiceError:
     if isinstance(error, StoreError) and type(error) in _STATUS:
         return ServiceError(error.code, str(error), _STATUS[type(error)])
     log.error("a request failed", exc_info=error)
+    if isinstance(error, ConfigError):  # a tool of the operator's own failed
+        return ServiceError("internal_error", "the server failed; its log says why", 500)
     if isinstance(error, PolicyError):
         return ServiceError("policy_error", "the policy did not answer; the server's log says why", 502)
     return ServiceError("store_error", "the store did not do it; the server's log says why", 503)
