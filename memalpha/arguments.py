@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from numbers import Integral
 from pathlib import Path
-from traceback import extract_tb
 from types import NoneType
 from typing import Any
 
@@ -24,18 +23,6 @@ def brief_repr(value: object, length: int = 80) -> str:
         return f"{value!r:.{length}}"
     except (ValueError, RecursionError):  # an integer of thousands of digits, or nesting without end
         return f"of the type {type(value).__name__}"
-
-
-def format_foreign_error(error: BaseException, caller: str) -> str:
-    """Return an error of a user's code with the line that it came from: `KeyError: 'k' (FILE, line N)`.
-
-    Args:
-        error: The error, as caught.
-        caller: `__file__` of the module that called the user's code; the file that it called is named.
-    """
-    frames = [frame for frame in extract_tb(error.__traceback__) if frame.filename != caller]
-    lines = [f" ({frame.filename}, line {frame.lineno})" for frame in frames if frame.filename == frames[0].filename]
-    return f"{type(error).__name__}: {error}{''.join(lines[-1:])}"
 
 
 def counted(count: int, noun: str) -> str:

@@ -7,7 +7,7 @@ file, line or field and says what to do.
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from traceback import FrameSummary
+from traceback import extract_tb
 from typing import Any
 
 _PARENT = Path(__file__).resolve().parent.parent  # site-packages, or the root of a checkout
@@ -32,10 +32,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {matches[0]!r}?)" if matches else ""
 
 
-def code_line(frames: Iterable[FrameSummary]) -> str:
-    """Return ` (FILE, line N)`: the last line in the file of the first frame; "" without frames."""
-    lines = [(frame.filename, frame.lineno) for frame in frames]
-    return next((f" ({file}, line {line})" for file, line in reversed(lines) if file == lines[0][0]), "")
+def describe_exception(error: BaseException) -> str:
+    """Return class and message of an exception, and the line of the user's code that it passed through.
+
+    That is the deepest line in the first file outside memalpha.
+    """
+    package = str(Path(__file__).parent / "_")[:-1]  # with a separator at the end
+    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(package)]
+    lines = [f" ({frame.filename}, line {frame.lineno})" for frame in frames if frame.filename == frames[0].filename]
+    return f"{type(error).__name__}: {error}".rstrip(": ") + "".join(lines[-1:])
 
 
 class MemalphaError(Exception):

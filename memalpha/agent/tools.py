@@ -23,7 +23,7 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from memalpha.agent.parsing import MALFORMED, named_tool
-from memalpha.arguments import brief_repr, format_foreign_error
+from memalpha.arguments import brief_repr
 from memalpha.config.common import import_object
 from memalpha.errors import (
     ConfigError,
@@ -33,6 +33,7 @@ from memalpha.errors import (
     StoreError,
     UnknownCategory,
     UnknownEntry,
+    describe_exception,
 )
 from memalpha.policy.chat.text import plain_line
 from memalpha.store.fields import clean_content
@@ -393,7 +394,7 @@ def _name_errors(tool: Tool | type[Tool]) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if tool.name in TOOLS:
             raise
-        raise ConfigError(f"tool {tool.name}: {format_foreign_error(error, __file__)}") from error
+        raise ConfigError(f"tool {tool.name}: {describe_exception(error)}") from error
 
 
 def changed_ids(tool: Tool) -> Collection[str]:

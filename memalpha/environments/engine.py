@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from traceback import extract_tb
 from typing import Any, Generic, NamedTuple, Protocol, SupportsFloat, TypeGuard, runtime_checkable
 
 from memalpha.arguments import brief_repr
-from memalpha.errors import ConfigError, MemalphaError, RewardError, code_line
+from memalpha.errors import ConfigError, MemalphaError, RewardError, describe_exception
 from memalpha.policy.base import Policy, RenderingPolicy, SamplingQueue, noise_key, open_queue
 from memalpha.types import (
     LARGEST_REWARD,
@@ -430,9 +429,7 @@ def wrap_errors(where: str) -> Iterator[None]:
     except MemalphaError:
         raise
     except (Exception, SystemExit) as error:
-        problem = f"{type(error).__name__}: {error}".rstrip(": ")
-        line = code_line(extract_tb(error.__traceback__)[2:])  # behind this function and its caller
-        raise RewardError(f"{where} raised {problem}{line}") from error
+        raise RewardError(f"{where} raised {describe_exception(error)}") from error
 
 
 class EpisodePool:

@@ -33,12 +33,19 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-from memalpha.arguments import brief_repr, format_foreign_error
+from memalpha.arguments import brief_repr
 from memalpha.config import AgentConfig
 from memalpha.config.common import import_object
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.memory_writing import fit_tasks, memory_engine
-from memalpha.errors import ConfigError, EvaluationError, InvalidContent, MemalphaError, code_line, did_you_mean
+from memalpha.errors import (
+    ConfigError,
+    EvaluationError,
+    InvalidContent,
+    MemalphaError,
+    describe_exception,
+    did_you_mean,
+)
 from memalpha.policy.base import NAMED_POLICIES, RULE_POLICIES, Policy, with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import AnswerCache, keep_replies
@@ -358,7 +365,7 @@ class Streamed:
         except MemalphaError:
             raise
         except (Exception, SystemExit) as error:
-            raise EvaluationError(f"{where}: {format_foreign_error(error, __file__)}") from error
+            raise EvaluationError(f"{where}: {describe_exception(error)}") from error
 
     def _show(self, system: System, query: str, *, budget: int | None, texts: Mapping[str, str]) -> tuple[Passage, ...]:
         return cut_to_budget(self._passages(system, "context", query), budget, turn_texts=texts)[1]
