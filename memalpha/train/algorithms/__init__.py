@@ -4,8 +4,8 @@ import inspect
 
 from memalpha.config import ReinforcementConfig
 from memalpha.config.common import import_object
-from memalpha.errors import ConfigError
-from memalpha.train.algorithms.base import Algorithm
+from memalpha.errors import ConfigError, TrainingError
+from memalpha.train.algorithms.base import Algorithm, as_json, name_errors
 from memalpha.train.algorithms.dpo import DPO
 from memalpha.train.algorithms.erl import ERL
 from memalpha.train.algorithms.grpo import GRPO
@@ -20,6 +20,8 @@ def build_algorithm(config: ReinforcementConfig) -> Algorithm:
 
     Raises:
         ConfigError: The name leads to nothing, or to no concrete subclass of `Algorithm`.
+        TrainingError: The constructor of a user's class raised, did not call that of `Algorithm`, or made a state that
+            is not JSON.
     """
     if config.algorithm in ALGORITHMS:
         return ALGORITHMS[config.algorithm](config)
@@ -29,4 +31,9 @@ def build_algorithm(config: ReinforcementConfig) -> Algorithm:
             f"algorithm: {config.algorithm!r} is no subclass of memalpha.train.algorithms.Algorithm with an annotate "
             "method"
         )
-    return kind(config)
+    with name_errors(config):
+        algorithm = kind(config)
+    if not (hasattr(algorithm, "config") and hasattr(algorithm, "state")):
+        raise TrainingError(f"algorithm {config.algorithm}: its __init__ must call super().__init__(config)")
+    algorithm.state = as_json(algorithm.state, f"algorithm {config.algorithm}: state")
+    return algorithm

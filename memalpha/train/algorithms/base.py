@@ -7,16 +7,20 @@ over rollouts, never over rows: a rollout is one row per chunk, each with its ow
 
 from __future__ import annotations
 
+import math
+import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from memalpha.arguments import brief_repr, counted
 from memalpha.config import ReinforcementConfig
-from memalpha.errors import TrainingError
+from memalpha.errors import MemalphaError, TrainingError, describe_exception
 from memalpha.qa.report import Record
 from memalpha.train.algorithms.credit import CallCredit
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
@@ -43,8 +47,8 @@ class Annotation:
 
     Attributes:
         rows: Rows to train on, with weights that are not yet normalised.
-        metrics: Metrics to add to the step's line in metrics.jsonl.
-        state: The algorithm's state after the step; None keeps the present one.
+        metrics: Finite numbers, or None for what was not measured, to add to the step's line in metrics.jsonl.
+        state: The algorithm's state after the step, a JSON mapping; None keeps the present one.
     """
 
     rows: list[TrainingSample]
@@ -121,7 +125,7 @@ class Algorithm(ABC):
 
 
 def annotate(algorithm: Algorithm, groups: Sequence[TrajectoryGroup[Any]], score: Scorer) -> Annotation:
-    """Return what `algorithm.annotate` returns, as an `Annotation`.
+    """Return what `algorithm.annotate` returns, as an `Annotation` with plain numbers and a JSON state.
 
     Args:
         algorithm: A shipped algorithm or a user's own.
@@ -129,16 +133,117 @@ def annotate(algorithm: Algorithm, groups: Sequence[TrajectoryGroup[Any]], score
         score: Forward passes with the current weights.
 
     Raises:
-        TrainingError: It is neither an `Annotation` nor a list of `TrainingSample`s.
+        TrainingError: A user's algorithm raised, or returned something else: no `TrainingSample`s, an empty list, an
+            advantage or metric that is not finite, a state that is not JSON.
     """
-    result: Any = algorithm.annotate(groups, score)
+    label = f"algorithm {algorithm.config.algorithm}"
+    with name_errors(algorithm.config):
+        result: Any = algorithm.annotate(groups, score)
     annotation = result if isinstance(result, Annotation) else Annotation(result)
-    if not isinstance(annotation.rows, list | tuple) or not all(isinstance(r, TrainingSample) for r in annotation.rows):
+    rows, kind = annotation.rows, type(annotation.rows).__name__
+    is_list = isinstance(rows, list | tuple)
+    other = next((i for i, row in enumerate(rows) if not isinstance(row, TrainingSample)), None) if is_list else None
+    if not is_list or other is not None:
+        problem = kind if other is None else f"a {kind} whose item {other} is {brief_repr(rows[other])}"
         raise TrainingError(
-            f"algorithm: {type(algorithm).__name__}.annotate must return an Annotation or a list of TrainingSample, "
-            f"not {type(result).__name__}"
+            f"{label}: {type(algorithm).__name__}.annotate must return an Annotation or a list of TrainingSample, "
+            f"not {problem}"
         )
-    return replace(annotation, rows=mask_truncated(annotation.rows, algorithm.config))
+    turns = sum(len(trajectory.turns) for group in groups for trajectory in group.trajectories)
+    if not rows and turns and not isinstance(result, Annotation):
+        raise TrainingError(
+            f"{label}: annotate returned no rows for {counted(turns, 'turn')}: return Annotation([]) if a step may "
+            "have nothing to learn"
+        )
+    for number, row in enumerate(rows):
+        if not np.isfinite(row.advantages).all():
+            raise TrainingError(f"{label}: row {number} (task {row.task!r}) has an advantage that is no finite number")
+    return Annotation(
+        mask_truncated(rows, algorithm.config),
+        _check_metrics(annotation.metrics, f"{label}: metrics"),
+        None if annotation.state is None else as_json(annotation.state, f"{label}: state"),
+    )
+
+
+def finish_step(algorithm: Algorithm, metrics: dict[str, Any]) -> None:
+    """Call `algorithm.finish_step` and check the state and the metrics that it sets.
+
+    Args:
+        algorithm: A shipped algorithm or a user's own.
+        metrics: Metrics of the step; changed in place.
+
+    Raises:
+        TrainingError: A user's algorithm raised, or set a metric that is no number or a state that is not JSON.
+    """
+    label, before = f"algorithm {algorithm.config.algorithm}", dict(metrics)
+    with name_errors(algorithm.config):
+        algorithm.finish_step(metrics)
+    changed = {name: value for name, value in metrics.items() if name not in before or before[name] is not value}
+    metrics |= _check_metrics(changed, f"{label}: metrics")
+    algorithm.state = as_json(algorithm.state, f"{label}: state")
+
+
+@contextmanager
+def name_errors(config: ReinforcementConfig) -> Iterator[None]:
+    """Re-raise exceptions of a user's algorithm as `TrainingError` with its name and line.
+
+    Errors of memalpha and full memory keep their class; shipped algorithms keep their traceback.
+    """
+    try:
+        yield
+    except (MemalphaError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if ":" not in config.algorithm:
+            raise
+        raise TrainingError(f"algorithm {config.algorithm}: {describe_exception(error)}") from error
+
+
+def as_json(state: Any, where: str) -> dict[str, Any]:
+    """Return an algorithm's state as a checkpoint gives it back: plain numbers, lists, mappings with text keys.
+
+    Args:
+        state: State of an algorithm.
+        where: Beginning of error messages.
+
+    Raises:
+        TrainingError: It is no mapping, or holds a key or value that JSON cannot hold; names the key.
+    """
+    if not isinstance(state, Mapping):
+        raise TrainingError(f"{where} must be a mapping, not {brief_repr(state)}")
+    return _json_value(state, where)
+
+
+def _json_value(value: Any, where: str) -> Any:
+    value = _plain_scalar(value)
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):  # json writes 3 as "3", which a resumed run would not find
+                raise TrainingError(f"{where}: key {brief_repr(key)} must be a text")
+        return {key: _json_value(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if value is not None and not isinstance(value, str | int | float):
+        raise TrainingError(f"{where}: {brief_repr(value)} is not JSON: use numbers, texts, lists and mappings")
+    return value
+
+
+def _check_metrics(metrics: Any, where: str) -> dict[str, Any]:
+    """Return metrics as plain numbers; raises `TrainingError` naming the metric that is none."""
+    if not isinstance(metrics, Mapping):
+        raise TrainingError(f"{where} must be a mapping, not {brief_repr(metrics)}")
+    plain = {name: _plain_scalar(value) for name, value in metrics.items()}
+    for name, value in plain.items():
+        if not isinstance(name, str):
+            raise TrainingError(f"{where}: name {brief_repr(name)} must be a text")
+        if value is not None and not (isinstance(value, numbers.Real) and math.isfinite(value)):
+            raise TrainingError(f"{where}[{name!r}]: {brief_repr(metrics[name])} is no finite number")
+    return {name: value if value is None or isinstance(value, int) else float(value) for name, value in plain.items()}
+
+
+def _plain_scalar(value: Any) -> Any:
+    """Return a number of numpy or torch as Python's, anything else as it is."""
+    return value.item() if isinstance(value, np.generic | np.ndarray | torch.Tensor) and value.ndim == 0 else value
 
 
 def mask_truncated(rows: Sequence[TrainingSample], config: ReinforcementConfig) -> list[TrainingSample]:

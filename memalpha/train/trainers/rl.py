@@ -28,7 +28,7 @@ from memalpha.errors import ConfigError, TrainingError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.reader import MAX_TRUNCATED, AnswerCounts, find_reader_fault
 from memalpha.qa.report import Record
-from memalpha.train.algorithms.base import Algorithm, Annotation, annotate
+from memalpha.train.algorithms.base import Algorithm, Annotation, annotate, finish_step, name_errors
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import Engine, scheduled_learning_rate
@@ -132,6 +132,13 @@ KL_MEMORY = 0.8
 
 MAX_RATE_SCALE = 2.0
 """`optimizer.target_kl` scales the scheduled learning rate up or down by this factor at most."""
+
+
+LATER_METRICS = (
+    *("step", "sample_seconds", "train_seconds", "sampled_tokens_per_second", "trained_tokens_per_second"),
+    *("resampled", "level", "unlocked", "level_accuracy"),
+)
+"""Names that a step's line gets after the algorithm's own metrics, beside `validation_*`."""
 
 
 class Collected(NamedTuple):
@@ -257,14 +264,20 @@ class ReinforcementStep(TrainingStep):
             **self._rollout_metrics(groups, records, count),
             **self._update(samples, step),
             "wait_seconds": self.worker.scoring_seconds,
-            **annotation.metrics,
+            **self.sampler_metrics(),
         }
-        if annotation.state is not None:
-            self.algorithm.state = annotation.state
-        metrics |= self.sampler_metrics()
         if self.source is not None:
             metrics |= self.source.commit(step)
-        self.algorithm.finish_step(metrics)
+        for name in annotation.metrics:
+            if name in metrics or name in LATER_METRICS or name.startswith("validation_"):
+                raise TrainingError(
+                    f"algorithm {self.config.algorithm}: metrics[{name!r}]: memalpha writes a metric of this name: "
+                    "choose another"
+                )
+        metrics |= annotation.metrics
+        if annotation.state is not None:
+            self.algorithm.state = annotation.state
+        finish_step(self.algorithm, metrics)
         self._write_trajectories(groups, samples, records, step)
         self.position += count
         if self.config.sampling.resample_flat:
@@ -311,7 +324,9 @@ class ReinforcementStep(TrainingStep):
         update_kl = UpdateKL(self.engine, samples)
         stats: list[dict[str, float]] = []
         extra_losses: dict[str, float] = {}
-        for update_index, (name, rows) in enumerate(self.algorithm.updates(samples).items()):
+        with name_errors(config):
+            phases = self.algorithm.updates(samples)
+        for update_index, (name, rows) in enumerate(phases.items()):
             update_stats: list[dict[str, float]] = []
             indices_by_unit: dict[str | int, list[int]] = {}  # rows of a unit share an optimizer step
             for i, row in enumerate(rows):
@@ -323,7 +338,9 @@ class ReinforcementStep(TrainingStep):
                 for part in range(config.optimizer.minibatches):
                     minibatch = [rows[i] for unit in order[part :: config.optimizer.minibatches] for i in units[unit]]
                     if minibatch:
-                        update_stats.append(self.engine.update(self.algorithm.refresh(minibatch, self.engine), rate))
+                        with name_errors(config):
+                            refreshed = self.algorithm.refresh(minibatch, self.engine)
+                        update_stats.append(self.engine.update(refreshed, rate))
                         update_kl.measure(update_stats[-1]["tokens"] > 0)
             if name:
                 extra_losses[f"{name}_loss"] = sum(stats["loss"] for stats in update_stats) / len(update_stats)
