@@ -117,10 +117,10 @@ def test_the_default_search_beats_flat_on_the_real_file(tmp_path):
     result = run_search(load_config(EvalConfig, "search", {"data": str(tmp_path / "locomo.jsonl")}))
     rows = {row["method"]: row for row in result["retrieval"]}
     assert rows["soft"]["questions"] == 1536
-    assert rows["soft"]["recall@10"] >= 0.75
+    assert rows["soft"]["recall@10"] >= 0.76
     assert rows["soft"]["recall@10"] >= rows["bm25s"]["recall@10"] + 0.1
     # What a reader is shown costs no more than by the simplest route: hits are not better for being longer.
     assert rows["soft"]["tokens@10"] <= 1.07 * rows["flat"]["tokens@10"]  # turns that ask are short, and count less
-    assert rows["soft"]["recall@10"] >= rows["flat"]["recall@10"] + 0.1
+    assert rows["soft"]["recall@10"] >= rows["flat"]["recall@10"] + 0.08
     for kind, outcome in rows["soft"]["by_type"].items():
         assert outcome["recall@10"] >= rows["flat"]["by_type"][kind]["recall@10"] - 0.02, kind
