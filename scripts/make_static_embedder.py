@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Make the token table of the "static" embedder out of all-MiniLM-L6-v2.
 
-    python scripts/make_static_embedder.py /usr/share/wordnet
+    OMP_NUM_THREADS=1 python scripts/make_static_embedder.py /usr/share/wordnet
 
 writes memalpha/store/static/{table.npz,vocabulary.txt} and prints how many questions of the held-out texts find theirs.
 The argument is a folder with WordNet's data files (Princeton University, version 3.0; Debian's package wordnet-base).
@@ -13,12 +13,14 @@ Recipe (the idea of 1 is Model2Vec's; the code and the constants are ours):
    BERT's vocabulary is in falling frequency from "the" on; before it stand single characters: ASCII gets rank 0,
    other scripts RARE.
 2. From there, learn what is asked in other words. `said_and_asked.jsonl` beside this file has 3,888 made-up messages,
-   notes and sentences with three questions each; nine of ten are learnt from. Three losses:
-   - a question finds its text among 95 others and 200 more texts, and the text its question;
-   - a text of `said_and_asked.jsonl` or WordNet (glosses, examples) has the similarities to its neighbours and to 256
-     others that the model gives, as softmax at TEMPERATURE;
-   - a text is found by a part of its words among 127 others and four neighbours of each, so that names and rare words
-     keep their weight.
+   notes and sentences with three questions each; nine of ten are learnt from. The sum of three losses, all at
+   TEMPERATURE:
+   - answering, weight 1: a question finds its text among up to 95 others and 200 draws of more texts, and the text its
+     question;
+   - imitation, weight .75: a text of `said_and_asked.jsonl` or WordNet (glosses, examples), in half of the cases a
+     question, has the similarities that the model gives to a pool of 256 texts and 8 neighbours of each such text;
+   - finding by parts, weight .75: a text or question is found by a part of its words among 127 others and four
+     neighbours of each, so that names and rare words keep their weight.
 3. Average the weights of SEEDS runs, and go from the table of 1 to that average by SHARE of the way (after Wortsman et
    al. 2022, arXiv 2109.01903): the whole way loses on names and on long passages.
 4. int8 with one scale a token: the row's largest component is 127.
@@ -257,10 +259,10 @@ def trained(
         has_words = [bool(len(part)) for part in parts]
         places, parts = places[has_words], [part for part in parts if len(part)]
         near = neighbours[places][:, :4].ravel()
-        is_right = np.zeros((len(places), len(places) + len(near)), np.float32)
-        is_right[:, len(places) :][near == places[:, None]] = -np.inf
+        hidden = np.zeros((len(places), len(places) + len(near)), np.float32)
+        hidden[:, len(places) :][near == places[:, None]] = -np.inf
         logits = encode(parts) @ vectors_of(np.concatenate([places, near])).T / TEMPERATURE
-        return cross_entropy(logits + torch.from_numpy(is_right), torch.arange(len(places)))
+        return cross_entropy(logits + torch.from_numpy(hidden), torch.arange(len(places)))
 
     total, averaged = torch.zeros_like(table.weight), 0
     for step in tqdm(range(STEPS), desc=f"run {seed + 1} of {SEEDS}", unit="step", disable=None):
