@@ -35,6 +35,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from memalpha.arguments import counted
 from memalpha.config import LearnerConfig
 from memalpha.config.sampling import SamplerConfig
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
@@ -235,8 +236,8 @@ class RunDirectory:
             rewards: Names of what rewards the replies, which may be objects that no settings hold.
 
         Raises:
-            CheckpointError: Another process holds the lock, the settings are others or unreadable, or the run in the
-                directory began with other data or rewards.
+            CheckpointError: Another process holds the lock, the settings are others or unreadable, the run in the
+                directory began with other data or rewards, or its checkpoints are gone.
         """
         self.data, self.rewards = data, rewards
         self.world.run_on_main(self.lock)
@@ -273,8 +274,9 @@ class RunDirectory:
         return settings
 
     def check_settings(self, config: LearnerConfig) -> None:
-        """Raise `CheckpointError` if the directory holds a run with other or unreadable settings, or other data."""
+        """Raise `CheckpointError` if the directory holds a run with other settings or data, or without checkpoints."""
         if not self.saved_steps():
+            self._check_no_steps()
             return
         settings = json.loads(config.model_dump_json())
         recorded = self.load_settings() if (self.path / "config.yaml").exists() else settings
@@ -301,6 +303,16 @@ class RunDirectory:
             raise CheckpointError(
                 f"{self.path} holds a run that began with other tasks (data or eval_data has changed since): put back "
                 "the files to resume it, or name another out to train on the new ones"
+            )
+
+    def _check_no_steps(self) -> None:
+        """Raise `CheckpointError` if steps were logged: step 0's checkpoint precedes them, so all were removed."""
+        path = self.path / "metrics.jsonl"
+        steps = sum(1 for line in path.read_bytes().split(b"\n") if line.strip()) if path.exists() else 0
+        if steps:
+            raise CheckpointError(
+                f"{self.path} holds {counted(steps, 'step')} in metrics.jsonl but no checkpoint: restore its "
+                "checkpoints, or delete the folder (or take another out=) to start anew"
             )
 
     def write_settings(self, config: LearnerConfig) -> None:

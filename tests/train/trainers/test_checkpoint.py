@@ -170,3 +170,13 @@ def test_a_run_from_before_a_key_existed_goes_on_with_its_default(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))
     with pytest.raises(CheckpointError, match="other settings"):
         directory.check_settings(settings)
+
+
+def test_logged_steps_without_a_checkpoint_are_never_wiped(tmp_path):
+    directory, settings = RunDirectory(tmp_path), training_config("demo", {"out": tmp_path})
+    directory.append("metrics.jsonl", [])
+    directory.check_settings(settings)  # interrupted before its first step
+    directory.append("metrics.jsonl", LINES)
+    with pytest.raises(CheckpointError, match=r"holds 3 steps in metrics\.jsonl but no checkpoint: restore"):
+        directory.check_settings(settings)
+    assert read(tmp_path / "metrics.jsonl") == LINES

@@ -61,7 +61,7 @@ def test_a_run_of_weights_and_biases_belongs_to_the_run_and_not_to_its_path(tmp_
     assert (task, rollout, reward) == (written["task"], written["rollout"], written["reward"])
     assert text == written["turns"][0]["text"] and credit == f"{written['turns'][0]['advantage']:+.2f}"
     second = run("run", 1)
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    shutil.rmtree(tmp_path / "run")
     third = run("run", 1)
     assert len({first, second, third}) == 3, "each started anew"
 
