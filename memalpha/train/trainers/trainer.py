@@ -39,7 +39,14 @@ import torch
 from memalpha.arguments import counted
 from memalpha.config import LearnerConfig, ReinforcementConfig
 from memalpha.config.learner import RolloutConfig
-from memalpha.errors import CheckpointError, ConfigError, PolicyError, TrainingError
+from memalpha.errors import (
+    CheckpointError,
+    ConfigError,
+    MemalphaError,
+    PolicyError,
+    TrainingError,
+    describe_exception,
+)
 from memalpha.policy.load import absolute_policy_name, load_policy
 from memalpha.policy.model_files import weights_fingerprint
 from memalpha.policy.transformers import TransformersPolicy
@@ -348,6 +355,7 @@ class Trainer:
         self.is_consistent = not self.is_distributed  # True while this process may save a checkpoint on its own
         self.minutes_before = self.learning_minutes_before = self.learning_minutes = 0.0
         self.callbacks = Callbacks()
+        self.callback_error: Exception | None = None
         self.stopped_by: str | None = None
         self.start_validation: dict[str, float] = {}
         self.best: dict[str, Any] | None = None
@@ -382,6 +390,10 @@ class Trainer:
                 self._train_until(stop)
             except (KeyboardInterrupt, PolicyError, TrainingError) as error:  # PolicyError: a server died, or refused
                 self._stop_early(error)
+                raise
+            except Exception as error:
+                if error is self.callback_error:
+                    self._stop_early(error)
                 raise
             self._save()
             with self.training_step.paused():
@@ -490,11 +502,12 @@ class Trainer:
                 self._validate(metrics)
             self.directory.append("metrics.jsonl", [metrics])
             self.learning_minutes = (time.monotonic() - start_time) / 60
-            should_save, should_stop = self.world.run_on_main(lambda: self.callbacks.end_step(self.step, metrics))
+            self.is_consistent = not self.is_distributed
+            with self._note_callback_error():
+                should_save, should_stop = self.world.run_on_main(lambda: self.callbacks.end_step(self.step, metrics))
             is_due = should_save or self.step % self.config.checkpoint.save_steps == 0
             if self.training_step.keeps_all_checkpoints or is_due or self._is_best():
                 self._save()
-            self.is_consistent = not self.is_distributed
             self.evaluations.check(self.step)  # after the step is on disk
             if should_stop and self.step < stop:
                 self.stopped_by = "callback"
@@ -507,7 +520,17 @@ class Trainer:
         """Call an event of the callbacks, in the main process."""
         if self.world.is_main:
             self.callbacks.state.global_step = self.step
-            self.callbacks.call(event, **values)
+            with self._note_callback_error():
+                self.callbacks.call(event, **values)
+
+    @contextmanager
+    def _note_callback_error(self) -> Iterator[None]:
+        """Note an exception of the user's callbacks: the run stops for it as for an interrupt."""
+        try:
+            yield
+        except Exception as error:
+            self.callback_error = error
+            raise
 
     def _finish(self) -> dict[str, Any]:
         if self.final is None or self.final["step"] != self.step:
@@ -590,7 +613,9 @@ class Trainer:
         """Record for the run's page why no step comes; save a checkpoint unless training itself failed."""
         out, saved_steps = self.directory.path, self.directory.saved_steps
         if self.world.is_main and out.is_dir():
-            reason = "Ctrl-C or SIGTERM interrupted the run" if isinstance(error, KeyboardInterrupt) else str(error)
+            reason = str(error) if isinstance(error, MemalphaError) else describe_exception(error)
+            if isinstance(error, KeyboardInterrupt):
+                reason = "Ctrl-C or SIGTERM interrupted the run"
             write_json(out / STOP_FILE, {"step": self.step, "reason": reason})
         if isinstance(error, TrainingError):
             return

@@ -70,6 +70,23 @@ def test_a_callback_stops_a_run_and_saves_and_the_same_command_resumes(small):
     assert resumed["steps"] == 3 and "stopped_by" not in resumed
 
 
+def test_an_exception_of_the_users_function_keeps_the_trained_steps(small):
+    error, settings = ValueError("mine"), small(max_steps=2)
+
+    def fail(metrics):
+        raise error
+
+    with pytest.raises(ValueError, match="mine") as raised:
+        train(settings, on_step=fail)
+    assert raised.value is error
+    assert (settings.out / "checkpoints" / "step-1" / "state.json").is_file()
+    stopped = json.loads((settings.out / "stopped.json").read_text())
+    assert stopped["step"] == 1 and stopped["reason"].startswith("ValueError: mine")
+    lines: list[dict] = []
+    assert train(settings, on_step=lines.append)["steps"] == 2
+    assert [line["step"] for line in lines] == [1]
+
+
 def test_what_is_no_callback_is_refused_before_anything_starts(small, tmp_path):
     for hooks, message in (
         ({"callbacks": [print]}, "derive its class from transformers.TrainerCallback"),
