@@ -152,6 +152,12 @@ class UnknownCategory(StoreError):
     code = "unknown_category"
 
 
+class InvalidArgument(StoreError):
+    """A position that the log does not have, or a filter that an erasure refuses."""
+
+    code = "invalid_arguments"
+
+
 class DeadlineExceeded(StoreError):
     """A statement took longer than its deadline and was stopped; its transaction stored nothing."""
 

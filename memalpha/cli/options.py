@@ -208,9 +208,7 @@ def parse_reader_settings(pairs: Sequence[str] | None) -> ReaderConfig | None:
 
 
 def resolve_position(text: str | None, memory: MemoryStore, option: str = "--as-of") -> int | str | None:
-    """Parse a log position or a time.
-
-    A position beyond the log means the current state; a note on stderr says so.
+    """Parse a log position or a time. Raises `StoreError` for a position beyond the end of the log.
 
     Args:
         text: Digits are a position, but eight digits are a date (20240501). Other text is an ISO date or time.
@@ -226,7 +224,7 @@ def resolve_position(text: str | None, memory: MemoryStore, option: str = "--as-
         raise StoreError(f"{option} {text[:MAX_POSITION_DIGITS]}...: no log has a position of {len(text)} digits")
     position, last = int(text), memory.snapshot()
     if position > last:
-        print_note(f"{option} {position}: the log ends at {last}; using the current state")
+        raise StoreError(f"{option} {position}: the log ends at position {last}")
     return position
 
 

@@ -75,14 +75,13 @@ def test_around_prints_the_source_text_of_hits(memalpha, tmp_path: Path) -> None
     assert hit["explain"]["around"] < 0.5 and memalpha(*words, "--around", -1)[0] == 2
 
 
-def test_a_position_beyond_the_log_prints_a_note_that_names_the_argument(memalpha, store: Path) -> None:
+def test_a_position_beyond_the_log_is_refused_and_the_argument_named(memalpha, store: Path) -> None:
     for words in (("show", store), ("search", store, "Ana")):
         assert memalpha(*words, "--as-of", 1)[2] == ""
         code, out, err = memalpha(*words, "--as-of", 99)
-        assert code == 0 and "Lisbon" in out and "--as-of 99: the log ends at 1" in err
-    note = "memalpha: TO 99: the log ends at 1; using the current state\n"
-    assert memalpha("diff", store, 1, 99) == (0, "no difference\n", note)
-    assert "FROM 99: the log ends at 1" in memalpha("diff", store, 99)[2]
+        assert code != 0 and not out and "--as-of 99: the log ends at position 1" in err
+    assert "TO 99: the log ends at position 1" in memalpha("diff", store, 1, 99)[2]
+    assert "FROM 99: the log ends at position 1" in memalpha("diff", store, 99)[2]
     assert "FROM 999999999999999999...: no log" in memalpha("diff", store, "9" * 20)[2]
 
 

@@ -131,6 +131,29 @@ def test_as_of_takes_times() -> None:
     assert store.restore("2020-01-01") == 3 and store.list() == []
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda store, at: store.list(as_of=at),
+        lambda store, at: store.get(store.list()[0].id, as_of=at),
+        lambda store, at: store.count(as_of=at),
+        lambda store, at: store.search("fact", as_of=at),
+        lambda store, at: store.core_at(at),
+        lambda store, at: store.diff(0, at),
+        lambda store, at: store.fork("other", as_of=at),
+    ],
+    ids=["list", "get", "count", "search", "core_at", "diff", "fork"],
+)
+def test_a_position_beyond_the_end_of_the_log_is_refused(read) -> None:
+    store = new()
+    facts(store, 3)
+    for position in (4, 2020, 1 << 70):
+        with pytest.raises(StoreError, match=rf"as_of {position}: the log ends at position 3"):
+            read(store, position)
+    assert store.namespaces() == ["default"]
+    read(store, 3)
+
+
 def test_add_stores_in_the_default_category(tmp_path):
     with MemoryStore.open(tmp_path / "a.db", embedder="hash") as store:
         entry = store.add(" Ana lives in Rome. ", timestamp="2024-05-01")

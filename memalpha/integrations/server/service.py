@@ -36,6 +36,7 @@ from memalpha.errors import (
     DataError,
     DeadlineExceeded,
     DuplicateContent,
+    InvalidArgument,
     InvalidContent,
     MemalphaError,
     PolicyError,
@@ -102,6 +103,7 @@ _STATUS = {
     DuplicateContent: 409,
     UnknownCategory: 422,
     InvalidContent: 422,
+    InvalidArgument: 422,
     ReviewConflict: 409,
     DeadlineExceeded: 504,
 }

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from memalpha.arguments import brief_repr
-from memalpha.errors import DamagedStore, StoreError, UnknownEntry
+from memalpha.errors import DamagedStore, InvalidArgument, StoreError, UnknownEntry
 from memalpha.store.backends.base import Backend
 from memalpha.store.embedding import first_faulty_row
 from memalpha.store.fields import (
@@ -201,7 +201,9 @@ class OperationLog:
                 raise StoreError(f"as_of {brief_repr(as_of)} is neither a log position nor an ISO time") from error
         if isinstance(as_of, bool) or not isinstance(as_of, int) or as_of < 0:
             raise StoreError(f"as_of {brief_repr(as_of)} is neither a log position (0 or more) nor an ISO time")
-        return min(as_of, self.position)
+        if as_of > (end := self.position):
+            raise InvalidArgument(f"as_of {brief_repr(as_of)}: the log ends at position {end}")
+        return as_of
 
     def resolve_position(self, as_of: int | str | None) -> int:
         """Return the log position that `as_of` means; for None, the current one. Raises `StoreError`."""
