@@ -16,6 +16,7 @@ negations, so they hold for entries without the field.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,7 +24,7 @@ from operator import ge, gt, le, lt
 from typing import Any
 
 from memalpha.arguments import brief_repr
-from memalpha.errors import StoreError
+from memalpha.errors import InvalidArgument, StoreError
 from memalpha.store.fields import FILTERED, NUMBERS, TIMES, parse_time
 from memalpha.types import MemoryEntry, is_iso_time
 
@@ -112,6 +113,15 @@ def parse_filter(where: Where, *, category: str | None = None) -> Filter | None:
     return _conjunction(parts) if parts else None
 
 
+def check_erased_fields(where: Where) -> None:
+    """Refuse a filter of an erasure that wants None of a field: a variable without a value holds for many entries."""
+    for field, value in (where or {}).items():
+        if value is None or value == {"$eq": None}:
+            raise InvalidArgument(
+                f'erase: {field} is None: use {{{json.dumps(field)}: {{"$exists": false}}}} to erase what lacks it'
+            )
+
+
 def field_value(entry: MemoryEntry, field: str) -> Any:
     """Return the value of an entry field or metadata key; None if missing."""
     if field in FILTERED:
@@ -125,6 +135,16 @@ def filter_fields(entry_filter: Filter) -> set[str]:
         return {entry_filter.field}
     parts = (entry_filter.part,) if isinstance(entry_filter, Not) else entry_filter.parts
     return set().union(*map(filter_fields, parts))
+
+
+def negated_fields(entry_filter: Filter, *, is_negated: bool = False) -> set[str]:
+    """Return the fields of `$ne`, `$nin` and `$not`, which hold for entries without the field; not of `$exists`."""
+    if isinstance(entry_filter, Condition):
+        is_open = entry_filter.operand is not None and is_negated != (entry_filter.operator == "$ne")
+        return {entry_filter.field} if is_open else set()
+    if isinstance(entry_filter, Not):
+        return negated_fields(entry_filter.part, is_negated=not is_negated)
+    return set().union(*(negated_fields(part, is_negated=is_negated) for part in entry_filter.parts))
 
 
 def comparison_type(value: Any) -> type | None:

@@ -31,6 +31,7 @@ from memalpha.arguments import (
 )
 from memalpha.errors import (
     DuplicateContent,
+    InvalidArgument,
     InvalidContent,
     ReviewConflict,
     ScrubPending,
@@ -61,7 +62,7 @@ from memalpha.store.fields import (
     prefix_errors,
     validate_facts,
 )
-from memalpha.store.filters import Filter, Where, filter_fields
+from memalpha.store.filters import Filter, Where, check_erased_fields, filter_fields, negated_fields
 from memalpha.store.history import Diff, Revert, revert
 from memalpha.store.io.jsonl import import_lines, read_jsonl, write_jsonl
 from memalpha.store.memory import Memory, html_table, refuse_other_keywords
@@ -908,11 +909,13 @@ class MemoryStore(Memory):
         Raises:
             UnknownEntry: No entry ever had the id.
             StoreError: The filter is invalid or holds for everything; `erase_all` erases a namespace.
+            InvalidArgument: The filter wants None of a field, or excludes values of a field that no live entry has.
             ScrubPending: The entries are erased, but the file cannot be rewritten now. The next opening goes on.
         """
         self.database.refuse_in_transaction("erase")
         check_texts("ids", ids)
         entry_filter = self._filter(None, where)
+        check_erased_fields(where)
         if where is not None and entry_filter is None:
             raise StoreError("erase: where is empty, so it holds for everything: erase_all() erases a namespace")
         others = sorted({*self.namespaces()} - {self.rows.name})
@@ -931,6 +934,12 @@ class MemoryStore(Memory):
             if not unknown_ids:
                 self._index.catch_up(self.rows.log.position)
                 matching, changes = ([], []) if entry_filter is None else self.rows.ids_matching(entry_filter)
+                if matching and entry_filter is not None:
+                    for field in sorted(negated_fields(entry_filter) - FILTERED):
+                        if not self.rows.entries.has_metadata_key(field.split(".")[-1]):
+                            raise InvalidArgument(
+                                f"erase: no live entry has the field {field!r:.80}: is it spelt right?"
+                            )
                 if not matching and not changes:
                     self._warn_of_unknown_fields(entry_filter, stacklevel=3)
                 all_ids = dict.fromkeys([*ids, *matching])

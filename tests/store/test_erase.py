@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from stores import new, quarantine
+from stores import facts, new, quarantine
 
-from memalpha.errors import ScrubPending, StoreError, UnknownEntry, UnknownFieldWarning
+from memalpha.errors import InvalidArgument, ScrubPending, StoreError, UnknownEntry, UnknownFieldWarning
 from memalpha.store.backends.sqlite import SQLiteDatabase
 from memalpha.store.checks.integrity import examine
 from memalpha.store.store import MemoryStore
@@ -169,6 +170,27 @@ def test_erase_where_names_forks_and_refuses_what_holds_for_everything() -> None
     erasure = store.erase(where={"$or": [{"user": "ana"}, {"content": "none"}]})
     assert erasure.forks == ("before", "copy") and len(erasure.ids) == 2
     assert store.namespace("copy").erase(*erasure.ids).forks == ("before",)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"user": None}, r'user is None: use \{"user": \{"\$exists": false\}\} to erase what lacks it'),
+        ({"user": {"$eq": None}, "source": "test"}, "user is None"),
+        ({"usr": {"$ne": "ana"}}, "no live entry has the field 'usr'"),
+        ({"usr": {"$nin": ["ana"]}}, "no live entry has the field 'usr'"),
+        ({"$not": {"usr": "ana"}, "source": "test"}, "no live entry has the field 'usr'"),
+    ],
+)
+def test_an_erasure_by_what_entries_lack_is_refused(where: dict[str, Any], message: str) -> None:
+    store = new()
+    facts(store, 2)
+    store.add("Ana lives in Porto.", metadata={"user": "ana"})
+    with pytest.raises(InvalidArgument, match=message):
+        store.erase(where=where)
+    assert len(store.list(where=where)) >= 2
+    assert len(store.erase(where={"user": {"$ne": "ana"}}).ids) == 2
+    assert store.erase(where={"user": {"$exists": False}}).ids == ()
 
 
 @pytest.mark.sqlite

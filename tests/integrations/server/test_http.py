@@ -133,6 +133,7 @@ def test_an_export_can_be_imported(store, tmp_path):
         ("GET", "/v1/entries?catgory=semantic", None, 422, "query.catgory: there is no such parameter"),
         ("GET", "/v1/entries?limit=1&limit=2", None, 422, "query.limit: is sent more than once"),
         ("GET", "/v1/entries?after=nobody", None, 404, "nobody"),
+        ("POST", "/v1/erase", {"where": {"user": None}}, 422, "erase: user is None"),
         ("GET", "/v1/entries?as_of=2020", None, 422, "as_of 2020: the log ends at position 0"),
         ("POST", "/v1/search", {"query": "x", "as_of": 2020}, 422, "as_of 2020: the log ends at position 0"),
         ("GET", "/v1/nothing", None, 404, "Not Found"),
