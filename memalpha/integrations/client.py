@@ -19,8 +19,10 @@ from urllib.parse import quote
 import httpx2
 from pydantic import TypeAdapter, ValidationError
 
+from memalpha.arguments import brief_repr
 from memalpha.errors import ConfigError, MemalphaError
 from memalpha.integrations.server import schemas
+from memalpha.store.fields import is_text
 from memalpha.types import Hit, MemoryEntry
 
 P = ParamSpec("P")
@@ -61,7 +63,7 @@ class ClientConflict(ClientError):
 
 
 class InvalidRequest(ClientError):
-    """The server refuses the arguments (400, 413, 422)."""
+    """The server refuses the arguments (400, 413, 422), or the client cannot send them (status 0)."""
 
 
 class TooManyRequests(ClientError):
@@ -152,19 +154,27 @@ class _Request:
             attempt: Attempts so far.
             retries: Most attempts after the first.
         """
+        is_local = isinstance(failure, httpx2.LocalProtocolError | httpx2.UnsupportedProtocol)
         kinds = TooManyRequests | httpx2.ConnectError
         is_due = isinstance(failure, kinds | ServerUnavailable | httpx2.TransportError if self.is_repeatable else kinds)
         seconds = failure.retry_after if isinstance(failure, ClientError) else None
         if seconds is None:
             seconds = FIRST_WAIT * 2 ** (attempt - 1) * random.uniform(0.75, 1.25)
-        if is_due and seconds <= MAX_WAIT and attempt <= retries:
+        if is_due and not is_local and seconds <= MAX_WAIT and attempt <= retries:
             return seconds
         if isinstance(failure, ClientError):
             raise failure
+        if is_local:
+            raise InvalidRequest(f"the request cannot be sent: {failure}") from failure
         raise ServerUnavailable(f"no answer from the server: {failure or type(failure).__name__}") from failure
 
 
 def _entry_path(id: str, route: str = "entries") -> str:
+    """Return the path of an entry. Raises `InvalidRequest` for an id that no path can hold."""
+    if not is_text(id) or not id:
+        raise InvalidRequest(f"id {brief_repr(id)}: a text is needed")
+    if id in (".", ".."):
+        raise InvalidRequest(f"id {id!r}: is a folder in a path, so no request can name it")
     return f"/v1/{route}/{quote(id, safe='')}"
 
 
@@ -193,14 +203,14 @@ class _Client(Generic[Transport]):
             transport: Transport of httpx2, for tests and proxies.
 
         Raises:
-            ConfigError: The address is no http or https URL, or the key has other characters than those of a header.
+            ConfigError: The address is no http or https URL, or the key is empty or has characters that no header has.
         """
         if not address.startswith(("http://", "https://")):
             raise ConfigError(f"{address!r:.80}: an address such as http://127.0.0.1:8765 is needed")
         headers = {}
         if key is not None:
-            if not (key.isascii() and key.isprintable()):
-                raise ConfigError("key: it has a character that no key has; copy it again")
+            if not (key.strip() and key.isascii() and key.isprintable()):
+                raise ConfigError("key: it is empty or has a character that no key has; copy it again")
             headers["Authorization"] = f"Bearer {key}"
         if namespace is not None:
             headers["Memalpha-Namespace"] = quote(namespace, safe="")

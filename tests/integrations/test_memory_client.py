@@ -15,6 +15,7 @@ from standin import Answer, HttpStandIn
 
 pytest.importorskip("fastapi")
 pytest.importorskip("httpx2")
+import httpx2
 
 from memalpha.errors import ConfigError, MemalphaError
 from memalpha.integrations import client
@@ -69,6 +70,8 @@ def test_the_example_of_the_guide_runs(served):
     assert names["dog"].id in {entry.id for entry in names["everything"]}
     with pytest.raises(ConfigError, match="copy it again"):
         MemoryClient(served.address, key="mem_…")
+    with pytest.raises(ConfigError, match="key: it is empty"):
+        MemoryClient(served.address, key="")
 
 
 def test_every_route_of_the_server(served: Served) -> None:
@@ -127,6 +130,27 @@ def test_what_is_not_json_is_an_invalid_request(served: Served, value: Any) -> N
     refused = pytest.raises(InvalidRequest, match="cannot be sent as JSON")
     with MemoryClient(served.address, key=served.all, namespace="ana") as memory, refused:
         memory.insert("semantic", "Ana has a cat.", metadata={"value": value})
+
+
+@pytest.mark.parametrize("id", ["\ud800", None, 5, "", ".", ".."])
+@pytest.mark.parametrize("name", ["get", "update", "delete", "erase", "history"])
+def test_an_id_that_no_path_can_hold_is_not_sent(name: str, id: Any) -> None:
+    with MemoryClient("http://127.0.0.1:9") as memory, pytest.raises(InvalidRequest, match=r"^id .*(needed|folder)"):
+        getattr(memory, name)(id)
+
+
+@pytest.mark.parametrize("kind", [httpx2.LocalProtocolError, httpx2.UnsupportedProtocol])
+def test_what_cannot_be_sent_is_not_tried_again(kind: type[Exception]) -> None:
+    requests: list[httpx2.Request] = []
+
+    def refuse(request: httpx2.Request) -> httpx2.Response:
+        requests.append(request)
+        raise kind("Illegal header value")
+
+    transport = httpx2.MockTransport(refuse)
+    with MemoryClient("http://a", transport=transport) as memory, pytest.raises(InvalidRequest, match="Illegal header"):
+        memory.core()
+    assert len(requests) == 1
 
 
 def test_refusals_have_types_and_no_secret(served: Served) -> None:
