@@ -4,9 +4,11 @@ A model's mistake (a malformed tool call, an unknown id) is a `ToolResult` with 
 file, line or field and says what to do.
 """
 
+import os
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
+from sysconfig import get_paths
 from traceback import extract_tb
 from typing import Any
 
@@ -35,12 +37,20 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def describe_exception(error: BaseException) -> str:
     """Return class and message of an exception, and the line of the user's code that it passed through.
 
-    That is the deepest line in the first file outside memalpha.
+    That is the deepest line in the first file outside memalpha and, if there is one, outside installed packages.
     """
-    package = str(Path(__file__).parent / "_")[:-1]  # with a separator at the end
-    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith(package)]
+    foreign = [
+        frame for frame in extract_tb(error.__traceback__) if not _is_below(frame.filename, Path(__file__).parent)
+    ]
+    libraries = [get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    own = [frame for frame in foreign if not any(_is_below(frame.filename, folder) for folder in libraries)]
+    frames = [frame for frame in own or foreign if not frame.filename.startswith("<frozen ")]
     lines = [f" ({frame.filename}, line {frame.lineno})" for frame in frames if frame.filename == frames[0].filename]
     return f"{type(error).__name__}: {error}".rstrip(": ") + "".join(lines[-1:])
+
+
+def _is_below(file: str, folder: Path | str) -> bool:
+    return file.startswith(f"{folder}{os.sep}")
 
 
 class MemalphaError(Exception):

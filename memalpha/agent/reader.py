@@ -428,7 +428,8 @@ class ExtractiveReader:
 
     Entries without a key, and lines of a transcript, whose label says who spoke, match by their whole text and are
     quoted, also for a date that they name or a number. A question of stop words alone ("how old am I?") gets the
-    nearest of them. What somebody says of himself answers no question about another ("Where does Ben live?"). The
+    nearest of them. What somebody says of himself answers no English
+    question about another ("Where does Ben live?"). The
     reader abstains if no entry matches.
     """
 
@@ -520,21 +521,21 @@ def _extract(question: str, hits: Iterable[Hit]) -> str:
     return ABSTAIN
 
 
-_FIRST_PERSON = re.compile(r"\b(?:I|me|my|mine|we|our|us)\b", re.IGNORECASE)
-_NAME = re.compile(r"(?<=\s)[^\W\d_a-z]\w+")  # inside a question
-_DATES = re.compile(
-    r"(?:(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|January|February|March|April|May|June|July|August"
-    r"|September|October|November|December)s?$"
-)
+_FIRST_PERSON = re.compile(r"\b(?:I|[Mm]e|[Mm]y|[Mm]ine|[Ww]e|[Oo]ur|[Uu]s)\b")
+_ABOUT = re.compile(r"\b(?:[Dd]oes|[Dd]id|[Ii]s|[Ww]as|[Hh]as|[Ww]ill|[Cc]an) ([A-Z]\w+)\b|\b([A-Z]\w+)['\u2019]s\b")
 
 
 def _speaks_of_another(question: str, entry: MemoryEntry) -> bool:
-    """Return True for a sentence in which somebody with a name speaks of himself, where the question names others."""
+    """Return True for a sentence in which somebody speaks of himself, where an English question is about another."""
     speaker, said = split_label(entry.content)
     if not speaker or is_anonymous(speaker) or _FIRST_PERSON.search(question) or not _FIRST_PERSON.search(said):
         return False
-    names = [name for name in _NAME.findall(question) if not _DATES.match(name)]
-    return bool(names) and not any(name.lower() in entry.content.lower() for name in names)
+    names = {(subject or owner).lower() for subject, owner in _ABOUT.findall(question)}
+    there = set(_WORD.findall(entry.content.lower()))  # a nickname counts: Ben for Benjamin
+    return bool(names) and not any(
+        name in there or any(name.startswith(part) or part.startswith(name) for part in speaker.lower().split())
+        for name in names
+    )
 
 
 def _date_or_quote(text: str, timestamp: str | None) -> str:

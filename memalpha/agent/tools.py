@@ -403,10 +403,11 @@ def changed_ids(tool: Tool) -> Collection[str]:
         ids: Any = tool.changes()
     if not isinstance(ids, tuple | list | set | frozenset):
         raise ConfigError(f"tool {tool.name}: changes gives a tuple of ids, not {type(ids).__name__}")
-    for id in ids:
+    given = [id for id in ids if id is not None]  # an argument that the model left out
+    for id in given:
         if not isinstance(id, str):
             raise ConfigError(f"tool {tool.name}: changes gives ids, which are texts, not {brief_repr(id)}")
-    return ids
+    return given
 
 
 def _requested(tool: Tool, memory: Memory) -> Sequence[Operation]:

@@ -154,6 +154,7 @@ class AttributedLines:
 
     Attributes:
         speakers: Speaker of each line; None for a line without one.
+        spoken: Speakers and lines.
     """
 
     def __init__(self, chunk: Chunk, speaker: str | None) -> None:
@@ -162,6 +163,7 @@ class AttributedLines:
         else:
             spoken = [(name or None, line) for name, line in spoken_lines(chunk) if line.strip()]
         self.words_by_text = {line: frozenset(words(line)) for _, line in spoken}
+        self.spoken = frozenset(spoken)
         self.speakers = [name for name, _ in spoken]
         self._words = [self.words_by_text[line] for _, line in spoken]
         self.speakers_by_words: dict[frozenset[str], dict[str | None, None]] = defaultdict(dict)  # a set in order
@@ -197,8 +199,8 @@ def attribute(content: str, chunk_lines: AttributedLines, *, owner: str = USER) 
     Lines are scored by the words that they share with the content, rare ones above all. The right is that of the best
     line's speaker; without shared words, and among equals, of the one of least rank (`rank`): a doubt gives no right.
     Recorded is the speaker of highest rank whose line shares half as many words as the best: who repeats another's
-    statement does not become its author. Where lines have just the words of the content, they alone count, and of them
-    the one whose speaker the content names.
+    statement does not become its author. Where lines have just the words of the content, they alone count, and of
+    several the one with the speaker that the content names, if it is equal to the letter.
 
     Args:
         content: What is to be written, or what is to be removed.
@@ -211,10 +213,12 @@ def attribute(content: str, chunk_lines: AttributedLines, *, owner: str = USER) 
     statement = split_label(content)[1]
     terms = chunk_lines.words_by_text.get(statement) or frozenset(words(statement))
     if terms and (speakers := chunk_lines.speakers_by_words.get(terms)):
+        if len(speakers) == 1:
+            [speaker] = speakers
+            return speaker, speaker
         label = split_label(content)[0]
-        named = [name for name in speakers if len(speakers) == 1 or is_same(name, label)]
-        if named:
-            return named[0], named[0]
+        if named := [name for name in speakers if is_same(name, label) and (name, statement) in chunk_lines.spoken]:
+            return named[0], named[0]  # whoever is named said just this
         return min(speakers, key=lambda name: rank(name, owner)), max(speakers, key=lambda name: rank(name, owner))
     weights: list[list[float]] = [[] for _ in names]  # of the words that a line shares with the content
     for word in sorted(terms & chunk_lines.line_numbers.keys()):

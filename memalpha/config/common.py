@@ -6,7 +6,6 @@ import importlib
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from traceback import extract_tb
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -24,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, describe_exception
 
 
 def import_object(name: str, key: str) -> Any:
@@ -57,6 +56,8 @@ def import_object(name: str, key: str) -> Any:
             value = getattr(value, attribute)
     except AttributeError as error:
         raise ConfigError(missing.format(error)) from error
+    except Exception as error:  # of a module's own `__getattr__`
+        raise ConfigError(f"{key}: {name!r}: {describe_exception(error)}") from error
     return value
 
 
@@ -64,8 +65,7 @@ def _import_cause(error: BaseException) -> str:
     """Return class, message, file and line of what a module raised while it ran."""
     if isinstance(error, SyntaxError):  # its own text holds a place too
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
-    frames = [frame for frame in extract_tb(error.__traceback__) if not frame.filename.startswith("<frozen ")]
-    return f"{type(error).__name__}: {error} ({frames[-1].filename}, line {frames[-1].lineno})"
+    return describe_exception(error)
 
 
 ONE_IS_A_LIST = BeforeValidator(

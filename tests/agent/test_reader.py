@@ -184,6 +184,9 @@ def test_the_extractive_floor_takes_no_speaker_for_a_key_and_reads_scripts_witho
         ("Where did Ana live on Friday?", "I live in Porto."),
         ("Where do I live, Ben?", "I live in Porto."),
         ("Where does Cleo live?", "Cleo lives in Rome, I think."),
+        ("Where in Portugal is the user living?", "I live in Porto."),
+        ("Where does Anabel live?", "I live in Porto."),
+        ("Where does Po live?", "unknown"),
     ],
 )
 def test_what_somebody_says_of_himself_answers_nothing_about_another(question, expected):

@@ -35,5 +35,5 @@ def build_algorithm(config: ReinforcementConfig) -> Algorithm:
         algorithm = kind(config)
     if not (hasattr(algorithm, "config") and hasattr(algorithm, "state")):
         raise TrainingError(f"algorithm {config.algorithm}: its __init__ must call super().__init__(config)")
-    algorithm.state = as_json(algorithm.state, f"algorithm {config.algorithm}: state")
+    as_json(algorithm.state, f"algorithm {config.algorithm}: state")  # checked here, written by checkpoints
     return algorithm

@@ -180,7 +180,7 @@ def finish_step(algorithm: Algorithm, metrics: dict[str, Any]) -> None:
         algorithm.finish_step(metrics)
     changed = {name: value for name, value in metrics.items() if name not in before or before[name] is not value}
     metrics |= _check_metrics(changed, f"{label}: metrics")
-    algorithm.state = as_json(algorithm.state, f"{label}: state")
+    as_json(algorithm.state, f"{label}: state")
 
 
 @contextmanager
@@ -193,7 +193,7 @@ def name_errors(config: ReinforcementConfig) -> Iterator[None]:
         yield
     except (MemalphaError, torch.OutOfMemoryError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if ":" not in config.algorithm:
             raise
         raise TrainingError(f"algorithm {config.algorithm}: {describe_exception(error)}") from error

@@ -28,7 +28,7 @@ from memalpha.errors import ConfigError, TrainingError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.reader import MAX_TRUNCATED, AnswerCounts, find_reader_fault
 from memalpha.qa.report import Record
-from memalpha.train.algorithms.base import Algorithm, Annotation, annotate, finish_step, name_errors
+from memalpha.train.algorithms.base import Algorithm, Annotation, annotate, as_json, finish_step, name_errors
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import Engine, scheduled_learning_rate
@@ -268,7 +268,7 @@ class ReinforcementStep(TrainingStep):
         }
         if self.source is not None:
             metrics |= self.source.commit(step)
-        for name in annotation.metrics:
+        for name in annotation.metrics if ":" in self.config.algorithm else ():  # ours are named apart
             if name in metrics or name in LATER_METRICS or name.startswith("validation_"):
                 raise TrainingError(
                     f"algorithm {self.config.algorithm}: metrics[{name!r}]: memalpha writes a metric of this name: "
@@ -286,7 +286,7 @@ class ReinforcementStep(TrainingStep):
 
     def state(self) -> dict[str, Any]:
         """Return the state of the algorithm and of the tasks."""
-        state = {"position": self.position, "algorithm": self.algorithm.state, **self.tasks.state}
+        state = {"position": self.position, "algorithm": as_json(self.algorithm.state, "state"), **self.tasks.state}
         state |= {"kl_per_rate": self.kl_per_rate}
         return state if self.source is None else {**state, "rollouts": self.source.state()}
 

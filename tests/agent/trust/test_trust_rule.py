@@ -318,3 +318,9 @@ def test_equal_words_of_two_speakers_are_told_apart_by_the_name_that_is_written(
             ("Bob", "Bob: I live in Rome."),
         ]
         assert not store.quarantined()
+
+
+def test_a_name_gives_no_right_to_the_same_words_in_another_order() -> None:
+    guarded, said = Chat(TrustConfig(owner="Ana")), (("Ana", "Milk, not nuts."), ("Mallory", "Nuts, not milk."))
+    guarded.writer.says("memory_update", id=guarded.ids[1], content="Ana: Nuts, not milk.")
+    assert codes(guarded.read(*said)) == ["quarantined"] and guarded.contents == [*ANA]

@@ -12,7 +12,15 @@ import torch
 from memalpha.config import TrainConfig
 from memalpha.errors import TrainingError
 from memalpha.train.algorithms import ALGORITHMS, build_algorithm
-from memalpha.train.algorithms.base import Algorithm, Annotation, annotate, build_rows, finish_step, mask_truncated
+from memalpha.train.algorithms.base import (
+    Algorithm,
+    Annotation,
+    annotate,
+    as_json,
+    build_rows,
+    finish_step,
+    mask_truncated,
+)
 from memalpha.train.data.samples import cross_entropy_sample
 from memalpha.train.learner.engine import normalize
 from memalpha.types import Chunk, Completion, Reward, Task, Trajectory, TrajectoryGroup, Turn
@@ -84,7 +92,7 @@ def test_what_finish_step_sets_is_checked():
     algorithm, metrics = Finishing(OWN), {"level": "easy", "loss": 1.0}
     algorithm.value = {"loss": np.float64(2)}
     finish_step(algorithm, metrics)
-    assert metrics == {"level": "easy", "loss": 2.0} and type(algorithm.state["n"]) is int
+    assert metrics == {"level": "easy", "loss": 2.0} and type(as_json(algorithm.state, "state")["n"]) is int
     algorithm.value = {"loss": "x"}
     with pytest.raises(TrainingError, match=r"^algorithm own:Returning: metrics\['loss'\]: 'x'"):
         finish_step(algorithm, metrics)
