@@ -33,7 +33,7 @@ def build_algorithm(config: ReinforcementConfig) -> Algorithm:
         )
     with name_errors(config):
         algorithm = kind(config)
-    if not (hasattr(algorithm, "config") and hasattr(algorithm, "state")):
+    if not vars(algorithm).keys() >= {"config", "state"}:
         raise TrainingError(f"algorithm {config.algorithm}: its __init__ must call super().__init__(config)")
     as_json(algorithm.state, f"algorithm {config.algorithm}: state")  # checked here, written by checkpoints
     return algorithm
