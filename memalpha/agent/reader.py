@@ -428,9 +428,8 @@ class ExtractiveReader:
 
     Entries without a key, and lines of a transcript, whose label says who spoke, match by their whole text and are
     quoted, also for a date that they name or a number. A question of stop words alone ("how old am I?") gets the
-    nearest of them. What somebody says of himself answers no English
-    question about another ("Where does Ben live?"). The
-    reader abstains if no entry matches.
+    nearest of them. What somebody says of himself answers no English question about another ("Where does Ben live?").
+    The reader abstains if no entry matches.
     """
 
     def __init__(self, config: ReaderConfig | None = None) -> None:
