@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,9 @@ from memalpha.errors import DataError, MemalphaError
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """Byte order marks of UTF-16."""
+NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""What no memory stores: NUL, and halves of surrogate pairs, as of a cut emoji."""
+UNFIT = "holds a NUL character or half of a surrogate pair, which no memory can store: take it out"
 _PACKED = {
     b"PK\x03\x04": "an archive: unpack it and name a text in it, such as a chat's .txt or conversations.json, or save "
     "a document as text",

@@ -18,7 +18,7 @@ from memalpha.tasks.dataset_info import DataSet
 from memalpha.tasks.formats.chats import NO_CHAT, is_chat_folder, load_chat_folder, load_chats
 from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.files import check_selection
-from memalpha.tasks.formats.jsonl import from_dataset, load_jsonl, save_jsonl
+from memalpha.tasks.formats.jsonl import check_tasks, from_dataset, load_jsonl, save_jsonl
 from memalpha.text_files import read_text
 from memalpha.types import Task
 
@@ -77,7 +77,7 @@ def load_tasks(
             if option in options and option not in loader_options(name):
                 sets = ", ".join(repr(other) for other in MODULES if option in loader_options(other))
                 raise DataError(f"{name}: {option} belongs to sets {sets} only")
-        return load_set(name, limit, data=data, variant=variant, **options)
+        return _checked(name, load_set(name, limit, data=data, variant=variant, **options))
     path = Path(name)
     holds_chats = is_chat_folder(path)
     is_task_file = path.suffix in (".jsonl", *TABLES) or (path.is_dir() and not holds_chats)
@@ -160,9 +160,7 @@ def load_evaluation_tasks(source: str, limit: int | None = None) -> list[Task]:
     Raises:
         DataError: The files are missing or do not fit.
     """
-    if source not in MODULES:
-        return load_tasks(source, limit)
-    return load_set(source, limit, variant=get_data_set(source).evaluation_variant)
+    return load_tasks(source, limit, variant=get_data_set(source).evaluation_variant if source in MODULES else None)
 
 
 def _load_split(dataset: DataSet, variant: str | None, options: dict[str, object]) -> list[Task]:
@@ -173,7 +171,15 @@ def _load_split(dataset: DataSet, variant: str | None, options: dict[str, object
         selection += [f"{key}={value}" for key, value in options.items()]
         command = " ".join(["memalpha data prepare", dataset.name, "tasks.jsonl data=PATH", *selection])
         raise DataError(f"data: {error}; then write a task file ({command}) and train with data=tasks.jsonl") from error
-    return read_set(dataset.name, path, variant, validate_options(dataset.name, options))
+    return _checked(dataset.name, read_set(dataset.name, path, variant, validate_options(dataset.name, options)))
+
+
+def _checked(name: str, tasks: list[Task]) -> list[Task]:
+    """Return the tasks of a named set. Raises `DataError` for one of files that no task file could hold."""
+    try:
+        return tasks if get_data_set(name).ships else list(check_tasks(tasks))
+    except DataError as error:
+        raise DataError(f"{name}: {error}") from error
 
 
 def check_outputs(path: Path, held_out: Path | None, sources: Iterable[str | Path]) -> None:

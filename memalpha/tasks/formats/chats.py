@@ -36,7 +36,7 @@ from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK
 from memalpha.tasks.formats.files import require_field
 from memalpha.tasks.formats.messages import Utterance, is_messages, load_messages, pack_days, parse_message
-from memalpha.text_files import parse_json_or_none, read_text
+from memalpha.text_files import NO_TEXT, parse_json_or_none, read_text
 from memalpha.types import Task, parse_iso_time
 
 _AS_MESSAGES = (
@@ -223,7 +223,6 @@ _SPEAKERS = {"human": "user", "assistant": "assistant"}
 _WORDS = ("text", "voice_note")
 """Types of Claude's blocks that hold words of the conversation: written or spoken."""
 _CITATION = re.compile("\ue200[^\ue200\ue201]*\ue201")
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def _read_assistant(value: object, path: Path) -> Iterator[_Conversation]:
@@ -245,8 +244,8 @@ def _read_assistant(value: object, path: Path) -> Iterator[_Conversation]:
             start = _from_iso(conversation.get("created_at"), f"{location}.created_at")
         if not isinstance(id, str) or not id.strip():
             raise DataError(f"{location}.{id_field}: is missing: every conversation needs an id")
-        texts = ((speaker, _NO_TEXT.sub("\ufffd", text), time) for speaker, text, time in utterances)
-        named = {"title": _NO_TEXT.sub("\ufffd", title)} if isinstance(title, str) and title.strip() else {}
+        texts = ((speaker, NO_TEXT.sub("\ufffd", text), time) for speaker, text, time in utterances)
+        named = {"title": NO_TEXT.sub("\ufffd", title)} if isinstance(title, str) and title.strip() else {}
         yield _Conversation(id, {"source": source, **named}, texts, left_out, location, start)
 
 

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ValidationError
 
 from memalpha.arguments import brief_repr, check_target, finite_float, refuse_constant, unique_keys
 from memalpha.errors import DataError, install_command
-from memalpha.text_files import split_json_items
+from memalpha.text_files import NO_TEXT, UNFIT, split_json_items
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
 
 _MODELS: dict[str, type[BaseModel]] = {
@@ -121,12 +121,12 @@ def check_tasks(tasks: Iterable[Task]) -> Iterator[Task]:
     for task in tasks:
         if not isinstance(task, Task):
             raise DataError(f"{brief_repr(task)}: Task objects are needed; Task.model_validate makes one of a dict")
+        for field, problem in find_problems(task):
+            raise DataError(f"task {task.id!r}: {field}: {problem}")
         try:
             json.dumps(task.model_dump(exclude=POSITIONS), ensure_ascii=False, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
             raise DataError(f"task {task.id!r} cannot be written as JSON: {error}") from error
-        for field, problem in find_problems(task):
-            raise DataError(f"task {task.id!r}: {field}: {problem}")
         if task.id in task_ids:
             raise DataError(f"task {task.id!r} occurs twice: ids are unique")
         task_ids.add(task.id)
@@ -197,8 +197,8 @@ def find_problems(task: Task) -> Iterator[tuple[str, str]]:
         field = f"chunks[{i}].{'text' if chunk.text is not None else 'turns'}"
         if not any(text.strip() for text in (chunk.text or "", *(turn.text for turn in chunk.turns))):
             yield field, "empty: there is nothing to read"
-        if "\0" in chunk.render():
-            yield field, "holds a NUL character, which no memory can store: take it out"
+        if NO_TEXT.search(chunk.render()):
+            yield field, UNFIT
         if chunk.timestamp is not None and not is_iso_time(chunk.timestamp):
             yield f"chunks[{i}].timestamp", f"{chunk.timestamp!r} is no ISO 8601 date or time (2024-05-01)"
         for j, turn in enumerate(chunk.turns):
@@ -226,8 +226,8 @@ def find_problems(task: Task) -> Iterator[tuple[str, str]]:
             yield f"gold_operations[{i}].timestamp", f"{operation.timestamp!r} is no ISO 8601 date or time"
         if operation.kind in ("insert", "update") and not operation.content.strip():
             yield f"gold_operations[{i}].content", f"empty: what the {operation.kind} states"
-        if "\0" in operation.content:
-            yield f"gold_operations[{i}].content", "holds a NUL character, which no memory can store: take it out"
+        if NO_TEXT.search(operation.content):
+            yield f"gold_operations[{i}].content", UNFIT
         if turn_ids and operation.turn is not None and operation.turn not in turn_ids:
             yield f"gold_operations[{i}].turn", f"no turn of the task has the id {operation.turn!r}"
     live: set[tuple[str, str]] = set()

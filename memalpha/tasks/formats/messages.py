@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, split_text
 from memalpha.tasks.formats.files import open_text, pack_turns
-from memalpha.text_files import parse_json, parse_json_or_none, read_text, split_json_items
+from memalpha.text_files import NO_TEXT, UNFIT, parse_json, parse_json_or_none, read_text, split_json_items
 from memalpha.types import Chunk, SpeakerTurn, is_iso_time, parse_iso_time
 
 Messages = Sequence[Mapping[str, Any]]
@@ -178,12 +178,8 @@ def parse_message(message: Any, location: str) -> Utterance:
     text = _parse_content(message.get("content"), f"{location}.content", is_optional=role == "assistant")
     if role not in READ_ROLES:
         return "", "", timestamp
-    if "\0" in text:
-        raise DataError(f"{location}.content: holds a NUL character")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{location}.content: holds half of a surrogate pair, which is not text") from error
+    if NO_TEXT.search(text):
+        raise DataError(f"{location}.content: {UNFIT}")
     return (name.strip() if role == "user" and name else role), text, timestamp
 
 

@@ -15,6 +15,7 @@ from official import JSON, replace_at, turns, value_paths
 from memalpha.errors import DataError
 from memalpha.tasks.catalog import MODULES, list_data_sets, load_set
 from memalpha.tasks.formats.files import pack_turns
+from memalpha.tasks.load import load_tasks
 from memalpha.types import SpeakerTurn
 
 
@@ -141,6 +142,16 @@ def test_an_impossible_question_is_one_to_abstain_from(tmp_path):
         write(tmp_path / "dev-v2.0.json", squad(1, **change))
         with pytest.raises(DataError, match=r"data\[0\]\.paragraphs\[0\]: question q0: (answers to an imp|no answer)"):
             load_set("squad", data=tmp_path, variant="dev-v2.0")
+
+
+def test_a_named_set_gives_only_tasks_that_a_task_file_holds(tmp_path):
+    for old, new, says in (
+        ("Town has", "\\ud83d", r"chunks\[0\]\.turns: holds a NUL character or half of a surrogate pair"),
+        ('"text": "0"', '"text": ""', r"questions\[0\]\.answers\[0\]: empty"),
+    ):
+        write(tmp_path / "dev-v1.1.json", json.dumps(squad(1)).replace(old, new))
+        with pytest.raises(DataError, match=rf"squad: task 'squad-0': {says}"):
+            load_tasks("squad", data=tmp_path)
 
 
 LOCOMO = json.loads((Path(__file__).parents[2] / "data" / "locomo_like.json").read_text(encoding="utf-8"))
