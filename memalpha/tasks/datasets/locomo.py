@@ -1,7 +1,7 @@
 """LoCoMo (Maharana et al., ACL 2024; CC BY-NC 4.0, so it is read from a path and never shipped).
 
 A conversation is a task, a session a chunk (dated, in order of its number). A photo's caption stands in brackets after
-the text. Evidence ids are mended: several in one string, a colon after the D, leading zeros. A bare `D` is dropped; ids
+the text. Evidence that is a turn's id stays; other ids are mended: several in one string, a colon after the D, leading zeros. A bare `D` is dropped; ids
 of missing turns are kept in `meta["unknown_evidence"]`. A question's id is `locomo_<conversation>_qa<number>`, both
 from 0.
 
@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 from memalpha.errors import DataError
@@ -105,7 +106,7 @@ def _task(sample: Any, number: int, file: Path, variant: str) -> Task:
         "speakers": [conversation.get("speaker_a"), conversation.get("speaker_b")],
         "observations": list(_parse_observations(sample, titles, turn_ids, location)),
     }
-    id = str(sample.get("sample_id", f"locomo-{number}"))
+    id = str(f"locomo-{number}" if sample.get("sample_id") is None else sample["sample_id"])
     return build_task(str(file), id=id, chunks=tuple(chunks), questions=tuple(questions), meta=meta)
 
 
@@ -156,9 +157,9 @@ def _apply_audit(task: Task, audit: Mapping[str, Mapping[str, Any]], faults: Fau
 def _chunk(conversation: Mapping[str, Any], key: str, location: str) -> Chunk:
     turns = []
     for item in require_field(conversation, key, list, location):
-        text = require_field(item, "text", str, location)
-        if caption := item.get("blip_caption"):
-            text = f"{text} [{caption}]"
+        caption = require_field(item, "blip_caption", (str, NoneType), location)
+        text = require_field(item, "text", (str, NoneType) if caption else str, location) or ""
+        text = f"{text} [{caption}]".lstrip() if caption else text
         speaker, id = require_field(item, "speaker", str, location), require_field(item, "dia_id", str, location)
         turns.append(SpeakerTurn(speaker=speaker, text=text, id=next(iter(mend_evidence([id])), id)))
     date = require_field(conversation, f"{key}_date_time", str, location)
@@ -170,7 +171,14 @@ def _chunk(conversation: Mapping[str, Any], key: str, location: str) -> Chunk:
 
 
 def _question(item: Mapping[str, Any], id: str, category: str, turn_ids: set[str | None], location: str) -> Question:
-    evidence = mend_evidence(require_strings(require_field(item, "evidence", list, location), f"{location}: evidence"))
+    strings = require_strings(
+        require_field(item, "evidence", (list, NoneType), location) or [], f"{location}: evidence"
+    )
+    evidence = dict.fromkeys(
+        turn
+        for text in strings
+        for turn in ([text] if text in turn_ids else mend_evidence([text]) or [text] * bool(text.strip("D ")))
+    )
     meta: dict[str, Any] = {"metric": DATA.metric, "benchmark": "locomo"}
     if unknown := [turn for turn in evidence if turn not in turn_ids]:
         meta["unknown_evidence"] = unknown

@@ -1,7 +1,7 @@
 """Raw sets without a conversation: passages (SQuAD, XQuAD), labels (Banking77, CLINC150, NLU, TREC), BookSum.
 
 Passages: 24 paragraphs in the order of the file are a task, with all questions on them. A paragraph is a turn: its
-article's title is the speaker, `<article>:<paragraph>` (both from 0) its id and the evidence of its questions. A
+article's title is the speaker (without one: text), `<article>:<paragraph>` (both from 0) its id and the evidence of its questions. A
 question of SQuAD 2.0 that its paragraph does not answer has no answer: the right one is to abstain.
 
 Labels, as learning at test time: a task is a stream of labelled examples and questions for the labels of other
@@ -27,6 +27,7 @@ from datetime import date, timedelta
 from itertools import chain
 from pathlib import Path
 from random import Random
+from types import NoneType
 from typing import Any, Literal
 
 from memalpha.errors import DataError
@@ -82,18 +83,21 @@ def _passage_loader(card: DataSet) -> Loader:
 
 def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, list[Question]]]:
     for a, article in enumerate(articles):
-        title = require_field(article, "title", str, f"{file}: data[{a}]").replace("_", " ")
+        title = (require_field(article, "title", (str, NoneType), f"{file}: data[{a}]") or "text").replace("_", " ")
         for p, item in enumerate(require_field(article, "paragraphs", list, f"{file}: data[{a}]")):
             location = f"{file}: data[{a}].paragraphs[{p}]"
             turn = SpeakerTurn(speaker=title, text=require_field(item, "context", str, location), id=f"{a}:{p}")
             questions: list[Question] = []
             for question in require_field(item, "qas", list, location):
-                id = require_field(question, "id", str, location)
+                id = str(require_field(question, "id", (str, int), location))
                 place = f"{location}: question {id}"
-                texts = [require_field(x, "text", str, place) for x in require_field(question, "answers", list, place)]
-                impossible = question.get("is_impossible", False)
+                impossible = bool(require_field(question, "is_impossible", (bool, NoneType), place))
+                golds = require_field(question, "answers", (list, NoneType) if impossible else list, place) or []
+                texts = [require_field(gold, "text", str, place) for gold in golds]
                 if bool(texts) == impossible:
-                    raise DataError(f"{place}: {'answers to an impossible question' if impossible else 'no answer'}")
+                    raise DataError(
+                        f"{place}: {'answers, and' if texts else 'no answer, and not'} is_impossible: mend one of them"
+                    )
                 category, evidence = ("unanswerable", ()) if impossible else ("extraction", (f"{a}:{p}",))
                 text, answers = require_field(question, "question", str, place).strip(), tuple(dict.fromkeys(texts))
                 meta = {"metric": "squad-f1"}

@@ -13,6 +13,7 @@ JSON Lines files, a folder of the official JSON files (one meeting each), or one
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
@@ -29,6 +30,7 @@ from memalpha.tasks.formats.files import (
     read_turn,
     require_field,
     require_items,
+    require_strings,
 )
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
@@ -54,12 +56,17 @@ def load_friendsqa(path: Path, variant: str | None = None, limit: int | None = N
             episode, underline, _ = title.rpartition("_")
             episodes.setdefault(episode if underline else title, []).append((title, chunk, questions))
     tasks: list[Task] = []
-    for episode in sorted(episodes)[:limit]:
-        scenes = sorted(episodes[episode], key=lambda scene: scene[0])
+    for episode in sorted(episodes, key=_by_numbers)[:limit]:
+        scenes = sorted(episodes[episode], key=lambda scene: _by_numbers(scene[0]))
         titles, chunks, questions = zip(*scenes, strict=True)
         id, asked, meta = f"friendsqa-{episode}", tuple(chain(*questions)), {"scenes": list(titles)}
         tasks.append(build_task(str(path), id=id, chunks=chunks, questions=asked, meta=meta))
     return tasks
+
+
+def _by_numbers(name: str) -> list[str | int]:
+    """Return a key that sorts names with numbers: c2 before c10."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 def _scene(item: Any, location: str) -> tuple[str, Chunk, list[Question]]:
@@ -70,9 +77,10 @@ def _scene(item: Any, location: str) -> tuple[str, Chunk, list[Question]]:
     for paragraph in require_items(require_field(item, "paragraphs", list, location), "paragraphs", location):
         for utterance in require_field(paragraph, "utterances:", list, location):  # the official key ends in a colon
             speakers = require_items(require_field(utterance, "speakers", list, location), "speakers", location)
+            speaker = ", ".join(require_strings(speakers, f"{location}: speakers"))
             uid = require_field(utterance, "uid", int, location)
             text = require_field(utterance, "utterance", str, f"{location}: utterance {uid}")
-            turns.append(SpeakerTurn(speaker=", ".join(map(str, speakers)), text=text, id=f"{title}:{uid}"))
+            turns.append(SpeakerTurn(speaker=speaker, text=text, id=f"{title}:{uid}"))
         turn_ids = {turn.id for turn in turns}
         for question in require_field(paragraph, "qas", list, location):
             id = require_field(question, "id", str, location)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from itertools import count
 from pathlib import Path
+from types import NoneType
 from typing import IO, Any
 
 import yaml
@@ -98,17 +99,17 @@ def require_field(item: Any, key: str, kind: type | tuple[type, ...], location: 
 
     Args:
         item: Parsed JSON value.
-        key: Key that must be there.
-        kind: Type or types of the value.
+        key: Key of the value.
+        kind: Type or types of the value; with `NoneType` among them, the key may be missing.
         location: Place that an error names.
 
     Raises:
         DataError: `item` is no object, or the key is missing or of another type.
     """
     if not isinstance(item, Mapping) or not isinstance(item.get(key), kind):
-        names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+        names = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)) if k is not NoneType)
         raise DataError(f"{location}: field {key!r} is missing or not {names}")
-    return item[key]
+    return item.get(key)
 
 
 def require_strings(value: Any, location: str) -> list[str]:

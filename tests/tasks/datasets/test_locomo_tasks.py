@@ -31,6 +31,17 @@ def test_sessions_become_dated_chunks_in_order_and_questions_have_mended_evidenc
     assert task.questions[3].meta == {"metric": "locomo-f1", "benchmark": "locomo", "unknown_evidence": ["D9:9"]}
 
 
+def test_conversations_of_ones_own_may_have_other_ids_and_no_evidence(tmp_path):
+    sample = json.loads(FIXTURE.read_text())[0] | {"sample_id": None}
+    turn, (first, second) = sample["conversation"]["session_1"][0], sample["qa"][:2]
+    turn |= {"dia_id": "S1-1", "text": None, "blip_caption": "a cat"}
+    first["evidence"], second["evidence"] = ["S1-1", "S1-9", "D"], None
+    (task,) = load(write(tmp_path / "mine.json", [sample]))
+    assert (task.id, task.chunks[0].turns[0].text) == ("locomo-0", "[a cat]")
+    assert [question.evidence for question in task.questions[:2]] == [("S1-1",), ()]
+    assert task.questions[0].meta["unknown_evidence"] == ["S1-9"]
+
+
 def test_adversarial_questions_are_apart():
     (task,) = load(FIXTURE, "adversarial")
     (question,) = task.questions
