@@ -1,9 +1,9 @@
 """LoCoMo (Maharana et al., ACL 2024; CC BY-NC 4.0, so it is read from a path and never shipped).
 
 A conversation is a task, a session a chunk (dated, in order of its number). A photo's caption stands in brackets after
-the text. Evidence that is a turn's id stays; other ids are mended: several in one string, a colon after the D, leading zeros. A bare `D` is dropped; ids
-of missing turns are kept in `meta["unknown_evidence"]`. A question's id is `locomo_<conversation>_qa<number>`, both
-from 0.
+the text. Evidence that is a turn's id stays. Other ids are mended: several in one string, a colon after the D, leading
+zeros. A bare `D` is dropped; ids of missing turns are kept in `meta["unknown_evidence"]`. A question's id is
+`locomo_<conversation>_qa<number>`, both from 0.
 
 The data set's own observations are facts that a language model wrote of every session, with the turns they come from.
 They are in `Task.meta["observations"]`.

@@ -1,8 +1,8 @@
 """Raw sets without a conversation: passages (SQuAD, XQuAD), labels (Banking77, CLINC150, NLU, TREC), BookSum.
 
 Passages: 24 paragraphs in the order of the file are a task, with all questions on them. A paragraph is a turn: its
-article's title is the speaker (without one: text), `<article>:<paragraph>` (both from 0) its id and the evidence of its questions. A
-question of SQuAD 2.0 that its paragraph does not answer has no answer: the right one is to abstain.
+article's title is the speaker (text, if it has none), `<article>:<paragraph>` (both from 0) its id and the evidence of
+its questions. A question of SQuAD 2.0 that its paragraph does not answer has no answer: the right one is to abstain.
 
 Labels, as learning at test time: a task is a stream of labelled examples and questions for the labels of other
 sentences. Labels are numbers in an order that set and seed decide, so that nobody knows one by its name; "12" and

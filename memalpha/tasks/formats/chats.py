@@ -6,8 +6,9 @@ results, thoughts, images and attached files. Times are UTC. Neither company pub
 unknown fields and kinds of content are skipped; what is needed must be there. No store holds a NUL or half of an emoji:
 each becomes U+FFFD.
 
-Of **Telegram** (`result.json`, "machine-readable JSON", of one chat or of all) and **Discord** (the JSON that
-DiscordChatExporter writes) the messages with words are read. A Slack export is refused with a word on converting it.
+Of **Telegram** (`result.json`, "machine-readable JSON", of one chat or of all, also those that were left) and
+**Discord** (the JSON that DiscordChatExporter writes) the messages with words are read. Forwarded ones say whose words
+they are. A Slack export is refused with a word on converting it.
 
 **WhatsApp** on a phone writes two forms: `[24/05/2024, 21:05:09] Ana: text` (iOS) and `24/05/2024, 21:05 - Ana: text`
 (Android). Order, separators, seconds and the 12-hour clock follow the phone's language. A line without such a head
@@ -186,7 +187,7 @@ def load_exports(
         conversations, needed = [_read_whatsapp(text, path, dates)], "message has words of a person"
     elif "mapping" in first or "chat_messages" in first:
         conversations, needed = _read_assistant(value, path), "conversation has words of a user or an assistant"
-    elif "ts" in first and "user" in first:
+    elif first.keys() >= {"type", "ts"}:
         raise DataError(f"{path}: a day of a Slack export, which names its people by ids: {_AS_MESSAGES}")
     elif "conversations" in first and "chunks" not in first:
         raise DataError(f"{path}: conversations in the form of ShareGPT: {_AS_MESSAGES}")
@@ -392,18 +393,23 @@ def _from_iso(value: Any, location: str) -> str | None:
 def _is_messenger_chat(value: Mapping[str, Any]) -> bool:
     """Return True for a chat of Telegram or Discord: messages with a date and an author instead of a role."""
     items = value.get("messages")
+    if items == []:
+        return value.keys() >= {"type", "id"} or "guild" in value
     first = items[0] if is_messages(items) else {}
     return "role" not in first and (first.keys() > {"date", "text"} or first.keys() > {"author", "content"})
 
 
 def _read_messenger(value: Mapping[str, Any], path: Path) -> Iterator[_Conversation]:
     """Yield the chat of Telegram or Discord, or all chats of Telegram."""
-    every = value.get("chats")
-    chats = [value] if every is None else require_field(every, "list", list, f"{path}: chats")
-    for index, chat in enumerate(chats):
-        location = f"{path}: " + ("" if every is None else f"chats.list[{index}].")
+    fields = [field for field in ("chats", "left_chats") if field in value]  # groups that one has left are apart
+    chats = [
+        (f"{path}: {field}.list[{index}].", chat)
+        for field in fields
+        for index, chat in enumerate(require_field(value[field], "list", list, f"{path}: {field}"))
+    ]
+    for index, (location, chat) in enumerate(chats if fields else [(f"{path}: ", value)]):
         messages = require_field(chat, "messages", list, location)
-        id = path.stem if every is None else f"{chat.get('name') or 'chat'}-{chat.get('id', index)}"
+        id = f"{chat.get('name') or 'chat'}-{chat.get('id', index)}" if fields else path.stem
         meta, left_out = {"source": "telegram" if "guild" not in chat else "discord"}, Counter[str]()
         yield _Conversation(id, meta, _read_posts(messages, location, left_out), left_out, location)
 
@@ -413,17 +419,20 @@ def _read_posts(messages: Sequence[Any], location: str, left_out: Counter[str]) 
         place = f"{location}messages[{number}]"
         if not isinstance(message, Mapping):
             raise DataError(f"{place}: a message is an object, not {type(message).__name__}")
-        author = require_field(message, "author", dict, place) if "author" in message else {}
-        text = message.get("content" if author else "text")
+        is_discord = "content" in message  # Telegram's author is the signature of a channel's post
+        author = require_field(message, "author", dict, place) if is_discord else {}
+        text = message.get("content" if is_discord else "text")
         parts = text if isinstance(text, list) else [text]  # Telegram's links, names and bold words are objects
         words = (part if isinstance(part, str) else require_field(part, "text", str, place) for part in parts if part)
-        text = "".join(words)
+        text = NO_TEXT.sub("\ufffd", "".join(words))
         kind = "notices" if message.get("type") not in ("message", "Default", "Reply") else "media"
         if kind == "notices" or not text.strip():
             left_out[kind] += 1
             continue
+        if "forwarded_from" in message:  # another's words
+            text = f"[forwarded from {message['forwarded_from'] or 'somebody'}] {text}"
         name = author.get("nickname") or author.get("name") or message.get("from") or "Deleted account"
-        date = message.get("timestamp" if author else "date")
+        date = message.get("timestamp" if is_discord else "date")
         fields = {"role": "user", "name": " ".join(str(name).split()), "content": text, "timestamp": date}
         yield parse_message(fields, place)
 
@@ -447,7 +456,11 @@ _MOMENT = (
 _MORNING = ("a", "π", "ص", "오전", "午前", "上午", "凌晨", "清晨", "早上")
 """How the names of hours before noon begin; those of the others are afternoon or evening, or noon itself."""
 _HEADS = tuple(re.compile(form % _MOMENT, re.IGNORECASE) for form in (r"\[%s\] ?", "%s [-\u2013] "))
-_NAME = re.compile('([^:"\u201c\u201d\u201e\u00ab\u00bb]{1,80}):(?: |$)')
+# A quotation that ends before the colon is part of a name; others are of a notice: Ana created group "Trip: Rome".
+_NAME = re.compile(
+    '((?:[^:"\u201c-\u201e\u00ab\u00bb]|"[^:"]*"|[\u201c-\u201e][^:\u201c-\u201e]*[\u201c\u201d]|'
+    "\u00ab[^:\u00ab\u00bb]*\u00bb){1,80}):(?: |$)"
+)
 _APP_NOTE = re.compile("[ \n]?\u200e<[^<>\n]*>$")
 _ATTACHED = re.compile(r"[ \n]?\u200e<[^<>\n]*:[^<>\n]*>$")
 # Android marks none of the app's words, in no language.
@@ -607,5 +620,6 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
         return in_order[0]
     raise DataError(
         f"{path}: the dates may begin with the day or the month ({'/'.join(messages[0].date)} on line "
-        f"{messages[0].line}): say which with dates=day-first or dates=month-first"
+        f"{messages[0].line}): say which with dates=day-first or dates=month-first; memalpha read takes the task file "
+        f"of memalpha data prepare {path} chat.jsonl dates=..."
     )

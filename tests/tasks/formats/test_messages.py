@@ -114,14 +114,16 @@ def test_chats_of_telegram_and_discord(tmp_path):
     file = tmp_path / "result.json"
     link = ["see ", {"type": "link", "text": "http://x"}]
     chat = telegram(post(link), post("", photo="p.jpg"), post("", type="service"), post("Yes", **{"from": None}))
+    chat["messages"].append(post("News", author="The editor", forwarded_from="Bo"))
     file.write_text(json.dumps(chat))
     [task] = load_tasks(file)
     assert [(turn.speaker, turn.text) for turn in task.chunks[0].turns] == [
-        ("Ana", "see http://x"), ("Deleted account", "Yes")
+        ("Ana", "see http://x"), ("Deleted account", "Yes"), ("Ana", "[forwarded from Bo] News")
     ]  # fmt: skip
     assert task.chunks[0].timestamp == "2024-05-01T10:00:00"
     assert task.meta == {"source": "telegram", "left_out": {"notices": 1, "media": 1}}
-    file.write_text(json.dumps({"chats": {"list": [chat, telegram(post("Hi"), id=8), telegram(post(""), id=9)]}}))
+    chats = {"chats": {"list": [chat, telegram(post(""), id=9)]}, "left_chats": {"list": [telegram(post("Hi"), id=8)]}}
+    file.write_text(json.dumps(chats))
     assert [task.id for task in load_tasks(file)] == ["Ana-7", "Ana-8"]
     said = {"type": "Default", "timestamp": "2024-05-01T10:00:00+00:00", "content": "hi", "author": {"name": "bo"}}
     file.write_text(json.dumps({"guild": {}, "channel": {}, "messages": [said, {**said, "type": "GuildMemberJoin"}]}))
@@ -136,7 +138,8 @@ def test_chats_of_telegram_and_discord(tmp_path):
         (telegram(post([{"type": "bold"}])), r"messages\[0\]: field 'text' is missing"),
         (telegram(post("hi", date=5)), r"messages\[0\]\.timestamp: 5 is no ISO 8601"),
         (telegram(post("")), "no message has words"),
-        ([{"type": "message", "user": "U1", "text": "hi", "ts": "1355517523.0"}], "Slack export.*write its messages"),
+        (telegram(), "no message has words"),
+        ([{"type": "message", "bot_id": "B1", "text": "hi", "ts": "1355517523.0"}], "Slack export.*write its messages"),
         ([{"conversations": [{"from": "human", "value": "hi"}]}], "ShareGPT: write its messages as a list"),
     ],
 )

@@ -53,7 +53,8 @@ def test_a_chat_of_an_android_phone(tmp_path, memalpha):
     text = (
         "24/05/2024, 21:05 - Messages and calls are end-to-end encrypted. Tap to learn more.\n"
         "24/05/2024, 21:05 - Ana created group “Trip: Rome”\n"
-        "24/05/2024, 21:06 - Ana: The flight: TP 832\n"
+        '24/05/2024, 21:06 - Ana changed the subject from "Trip" to "Rome: now"\n'
+        '24/05/2024, 21:06 - Ana "Nana" B: The flight: TP 832\n'
         "24/05/2024, 21:07 - Bo: <Media omitted>\n"
         "24/05/2024, 21:08 - Bo: IMG-20240524-WA0001.jpg (file attached)\nOur hotel\n"
         "24/05/2024, 21:09 - Bo: This message was deleted\n"
@@ -62,14 +63,14 @@ def test_a_chat_of_an_android_phone(tmp_path, memalpha):
     )
     task, turns = load(tmp_path, text)
     assert [turn[1:] for turn in turns] == [
-        ("Ana", "The flight: TP 832"),
+        ('Ana "Nana" B', "The flight: TP 832"),
         ("Bo", "Our hotel"),
         ("Bo", "[24/05/2024, 21:05:09] Ana: quoted"),
     ]
-    assert task.meta["left_out"] == {"notices": 2, "media": 2, "deleted messages": 1}
-    assert "left out   2 notices, 2 media, 1 deleted message\n" in memalpha("data", "check", tmp_path / "chat.txt")[1]
+    assert task.meta["left_out"] == {"notices": 3, "media": 2, "deleted messages": 1}
+    assert "left out   3 notices, 2 media, 1 deleted message\n" in memalpha("data", "check", tmp_path / "chat.txt")[1]
     (tmp_path / "other.txt").write_text(text, encoding="utf-8")
-    assert "left out   4 notices, 4 media, 2 deleted" in memalpha("data", "prepare", tmp_path, tmp_path / "t.jsonl")[1]
+    assert "left out   6 notices, 4 media, 2 deleted" in memalpha("data", "prepare", tmp_path, tmp_path / "t.jsonl")[1]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,8 @@ def test_the_order_of_dates_is_decided_over_the_whole_file(tmp_path):
     in_order = "11/1/24, 10:00 - Ana: a\n12/1/24, 10:00 - Ana: b\n1/2/25, 10:00 - Ana: c\n2/1/25, 10:00 - Ana: d\n"
     assert chat(tmp_path, in_order)[0][0] == "2024-11-01T10:00"
     with pytest.raises(
-        DataError, match=r"chat\.txt: the dates may begin with the day or the month \(01/02/2024 on line 1"
+        DataError,
+        match=r"chat\.txt: the dates may begin with the day or the month \(01/02/2024 on line 1.* memalpha data prep",
     ):
         chat(tmp_path, "01/02/2024, 10:00 - Ana: a\n")
     assert chat(tmp_path, "01/02/2024, 10:00 - Ana: a\n", dates="month-first")[0][0] == "2024-01-02T10:00"
