@@ -20,7 +20,6 @@ from memalpha.errors import ConfigError, DataError, StoreError
 from memalpha.store.fields import check_timestamp, visible
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.formats.chats import load_exports
-from memalpha.tasks.formats.jsonl import load_jsonl
 from memalpha.tasks.formats.messages import is_message_file, load_messages
 from memalpha.text_files import decode_text
 from memalpha.text_files import read_text as read_text_file
@@ -241,8 +240,9 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     """Return the chunks of a task file, of chat messages, of an exported chat, or of a text cut at line ends.
 
     Args:
-        file: A text, a task file (`.jsonl`), chat messages (a message a line in `.jsonl`, a list in `.json`), a chat
-            that WhatsApp (`.txt`), Telegram, Discord, ChatGPT or Claude (`.json`) exported, or `-` for a text on stdin.
+        file: A text, a task file (`.jsonl`, `.json`, `.csv`), chat messages (a message a line in `.jsonl`, a list in
+            `.json`), a chat that WhatsApp (`.txt`), Telegram, Discord, ChatGPT or Claude (`.json`) exported, or `-` for
+            a text on stdin.
         timestamp: ISO date of the text, or of messages without one; a task file has its own.
         size: Maximum characters of a chunk of a text or of messages.
         exact_times: A chunk of messages or of an exported chat holds those of one timestamp.
@@ -250,23 +250,26 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     Raises:
         DataError: the file cannot be read, or is empty.
     """
+    from memalpha.tasks.load import load_tasks
+
     check_timestamp(timestamp)
     if file.is_dir():
         raise DataError(
             f"{file}: is a folder: name one file at a time; memalpha data prepare {file} chats.jsonl makes one file of "
             "exported chats, which memalpha read --namespaces task reads"
         )
-    if file.suffix in (".json", ".txt"):
+    suffix = file.suffix.lower()
+    if suffix in (".json", ".txt"):
         tasks = load_exports(file, size=size, exact_times=exact_times)
         if tasks is not None:
             return [chunk for task in tasks for chunk in task.chunks]
-    if file.suffix == ".json" or (file.suffix == ".jsonl" and is_message_file(file)):
+    if suffix in (".json", ".jsonl") and is_message_file(file):
         chunks = load_messages(file, timestamp=timestamp, size=size, exact_times=exact_times)
         if not chunks:
             raise DataError(f"{file}: no message has words of a user or an assistant: there is nothing to read")
         return chunks
-    if file.suffix == ".jsonl":
-        tasks = load_jsonl(file)
+    if suffix in (".json", ".jsonl", ".ndjson", ".csv", ".tsv"):
+        tasks = load_tasks(file)
         if len(tasks) > 1:
             number = f"{len(tasks)} conversations"
             print_note(f"{file}: its {number} go into one namespace; --namespaces task gives each its own")

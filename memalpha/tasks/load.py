@@ -80,7 +80,8 @@ def load_tasks(
         return _checked(name, load_set(name, limit, data=data, variant=variant, **options))
     path = Path(name)
     holds_chats = is_chat_folder(path)
-    is_task_file = path.suffix in (".jsonl", *TABLES) or (path.is_dir() and not holds_chats)
+    suffix = path.suffix.lower()
+    is_task_file = suffix in (".jsonl", *TABLES) or (path.is_dir() and not holds_chats)
     dates = None if is_task_file else options.pop("dates", None)
     selection = {**options, "data": data, "variant": variant}
     if of_sets := [key for key, value in selection.items() if key in options or value is not None]:
@@ -94,9 +95,9 @@ def load_tasks(
         return load_chat_folder(path, dates)[:limit]
     tasks = None if is_task_file else load_chats(path, dates)
     if tasks is None:
-        if path.suffix.lower() == ".txt" and path.is_file():
+        if suffix in (".txt", ".md") and path.is_file():
             raise DataError(f"{path}:1: {NO_CHAT}" if read_text(path).strip() else f"{path}: is empty")
-        tasks = load_csv(path) if path.suffix in TABLES or path.is_dir() else load_jsonl(path)
+        tasks = load_csv(path) if suffix in TABLES or path.is_dir() else load_jsonl(path)
     return tasks[:limit]
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from memalpha import MemoryStore
+from memalpha import MemoryStore, load_tasks
+from memalpha.cli.options import read_chunks
 from memalpha.errors import PromptTooLong
 from memalpha.policy.chat.text import format_call
 from memalpha.policy.scripted import ScriptedPolicy
@@ -58,6 +59,26 @@ def test_read_takes_chat_messages(memalpha, tmp_path: Path) -> None:
     value.write_text(json.dumps([{"role": "system", "content": "Be kind."}]), encoding="utf-8")
     code, _, err = memalpha("read", store, value, "--policy", "add_all")
     assert code == 2 and "no message has words of a user" in err
+
+
+TASK = '{"id": "a", "chunks": [{"text": "Ana: I moved."}], "questions": [{"question": "Who?", "answers": ["Ana"]}]}'
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.JSONL", TASK),
+        ("a.ndjson", TASK),
+        ("a.json", f"[\n{TASK}\n]"),
+        ("a.CSV", "context,question,answer\nAna: I moved.,Who?,Ana\n"),
+        ("a.TXT", "24/05/2024, 21:05 - Ana: I moved.\n"),
+        ("a.JSON", '[{"role": "user", "name": "Ana", "content": "I moved."}]'),
+    ],
+)
+def test_endings_in_any_case_are_read_alike(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    (chunk,), (task,) = read_chunks(tmp_path / name, None), load_tasks(tmp_path / name)
+    assert chunk.render() == task.chunks[0].render() == "Ana: I moved."
 
 
 def test_read_prints_a_lone_surrogate(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +143,7 @@ def test_conversations_of_a_task_file_go_to_namespaces(memalpha, tmp_path: Path)
     assert [(entry["content"], entry["source"]) for entry in entries] == [("user: I am cleo.", "cleo")]
     tasks.write_text("\n".join([*lines, "{}"]), encoding="utf-8")
     code, out, err = memalpha(*read)
-    assert code == 1 and f"{tasks}:5: id: Field required" in out and f"memalpha: failed: {tasks}:5" in err
+    assert code == 1 and f"{tasks}:5: no task, for it has no 'chunks'" in out and f"memalpha: failed: {tasks}:5" in err
 
 
 @pytest.mark.parametrize(

@@ -36,13 +36,18 @@ from typing import Any, NamedTuple
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK
 from memalpha.tasks.formats.files import require_field
-from memalpha.tasks.formats.messages import Utterance, is_messages, load_messages, pack_days, parse_message
+from memalpha.tasks.formats.jsonl import MESSAGES
+from memalpha.tasks.formats.messages import (
+    Utterance,
+    is_message_file,
+    is_messages,
+    load_messages,
+    pack_days,
+    parse_message,
+)
 from memalpha.text_files import NO_TEXT, parse_json_or_none, read_text
 from memalpha.types import Task, parse_iso_time
 
-_AS_MESSAGES = (
-    'write its messages as a list: [{"role": "user", "name": "Ana", "content": "Hi", "timestamp": "2024-05-01T10:30"}]'
-)
 _SUFFIXES = (".txt", ".json", ".zip")
 """Endings of files in a folder of chats; an archive is refused with a word on unpacking it."""
 
@@ -79,9 +84,7 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
             return None
         if dates is not None:
             raise DataError(f"{path}: dates belongs to chats exported as text only")
-        value = parse_json_or_none(read_text(path)) if path.is_file() else None
-        messages = value.get("messages") if isinstance(value, Mapping) else value
-        if not is_messages(messages) or "role" not in messages[0]:
+        if not (path.is_file() and is_message_file(path)):
             return None
         chunks = load_messages(path)
         if not chunks:
@@ -188,9 +191,7 @@ def load_exports(
     elif "mapping" in first or "chat_messages" in first:
         conversations, needed = _read_assistant(value, path), "conversation has words of a user or an assistant"
     elif first.keys() >= {"type", "ts"}:
-        raise DataError(f"{path}: a day of a Slack export, which names its people by ids: {_AS_MESSAGES}")
-    elif "conversations" in first and "chunks" not in first:
-        raise DataError(f"{path}: conversations in the form of ShareGPT: {_AS_MESSAGES}")
+        raise DataError(f"{path}: a day of a Slack export, which names its people by ids: write {MESSAGES}")
     elif isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or _is_messenger_chat(value)):
         conversations, needed = _read_messenger(value, path), "message has words"
     else:

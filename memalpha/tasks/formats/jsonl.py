@@ -33,6 +33,14 @@ _MODELS: dict[str, type[BaseModel]] = {
 }
 POSITIONS: Any = {"chunks": {"__all__": {"index"}}}
 """Fields that follow from positions and are not written."""
+MESSAGES = (
+    'messages in a .json file: [{"role": "user", "name": "Ana", "content": "Hi", "timestamp": "2024-05-01T10:30"}]'
+)
+"""How to write a chat, for error messages."""
+_REMEDY = (
+    f'write {{"id", "chunks": [{{"turns": [{{"speaker", "text"}}], "timestamp"}}], "questions"}}, or {MESSAGES}; for '
+    "files of a published set give its name and data=FILE (memalpha data list)"
+)
 _MAX_ERRORS = 3  # errors of one line that a message lists
 
 
@@ -165,6 +173,9 @@ def parse_task(raw: bytes, location: str) -> Task:
         json.loads(raw, object_pairs_hook=unique_keys, parse_constant=refuse_constant, parse_float=finite_float)
     except ValidationError as error:
         items = error.errors()
+        for item in items:
+            if (item["type"], item["loc"]) == ("missing", ("chunks",)):
+                raise DataError(f"{location}: no task, for it has no 'chunks': {_REMEDY}") from error
         descriptions = "; ".join(_describe(item) for item in items[:_MAX_ERRORS])
         remainder = f"; and {len(items) - _MAX_ERRORS} more" if len(items) > _MAX_ERRORS else ""
         raise DataError(f"{location}: {descriptions}{remainder}") from error

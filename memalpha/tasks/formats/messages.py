@@ -97,7 +97,7 @@ def load_messages(
         DataError: the file is no such file, or a message is invalid; the error names line and field.
     """
     text = read_text(path)
-    if path.suffix == ".jsonl":
+    if path.suffix.lower() == ".jsonl":
         lines = split_json_items(text.encode(), str(path))
         utterances = (parse_message(parse_json(line, place), place) for place, line in lines)
         return pack_days(utterances, timestamp=timestamp, size=size, exact_times=exact_times)
@@ -110,13 +110,18 @@ def load_messages(
 
 
 def is_message_file(path: Path) -> bool:
-    """Return True if the first JSON line of a file is a chat message: an object with `role` and without `chunks`."""
+    """Return True if the first item of a file is a chat message: an object with `role` and without `chunks`."""
     try:
-        with open_text(path) as file:
-            value = parse_json_or_none(next((line for line in file if line.strip()), ""))
+        if path.suffix.lower() == ".jsonl":
+            with open_text(path) as file:
+                first = parse_json_or_none(next((line for line in file if line.strip()), ""))
+        else:
+            value = parse_json_or_none(read_text(path))
+            messages = value.get("messages") if isinstance(value, dict) else value
+            first = messages[0] if is_messages(messages) else None
     except (DataError, UnicodeError):  # a pipe, or no text
         return False
-    return isinstance(value, dict) and "role" in value and "chunks" not in value
+    return isinstance(first, dict) and "role" in first and "chunks" not in first
 
 
 def pack_days(

@@ -139,8 +139,11 @@ def test_chats_of_telegram_and_discord(tmp_path):
         (telegram(post("hi", date=5)), r"messages\[0\]\.timestamp: 5 is no ISO 8601"),
         (telegram(post("")), "no message has words"),
         (telegram(), "no message has words"),
-        ([{"type": "message", "bot_id": "B1", "text": "hi", "ts": "1355517523.0"}], "Slack export.*write its messages"),
-        ([{"conversations": [{"from": "human", "value": "hi"}]}], "ShareGPT: write its messages as a list"),
+        ([{"type": "message", "bot_id": "B1", "text": "hi", "ts": "1355517523.0"}], "Slack export.*write messages in"),
+        (
+            [{"conversations": [{"from": "human", "value": "hi"}]}],
+            r"row 0: no task, for it has no 'chunks': .* or messages in a \.json",
+        ),
     ],
 )
 def test_an_export_that_cannot_be_read_says_why(tmp_path, value, says):
