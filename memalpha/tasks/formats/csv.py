@@ -139,6 +139,8 @@ def _question(row: Mapping[str, str], location: str, number: int) -> Question:
         raise DataError(f"{location}: a column 'answer', or one 'answers' with | between them, is needed; not both")
     if not row["question"].strip():
         raise DataError(f"{location}: question: empty")
+    if (listed := row.get("answers", "").strip()).startswith("[") and listed.endswith("]"):
+        raise DataError(f"{location}: answers: {listed} is a printed list: write its values with | between them")
     answer = row.get("answer", "").strip()
     own_columns = (*_QUESTION_COLUMNS, *_ONE_TABLE, "")
     return Question(

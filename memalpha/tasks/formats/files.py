@@ -264,9 +264,9 @@ def iter_csv_rows(
             stream.seek(0)
             marks = [mark for mark in dict.fromkeys((separator, *",;\t")) if mark in first_line] or [separator]
             headers = {mark: next(csv.reader([first_line], delimiter=mark), []) for mark in marks}
-            mark = next((mark for mark in marks if set(columns) <= set(headers[mark])), marks[0])
+            mark = next((mark for mark in marks if set(columns) <= {*map(str.strip, headers[mark])}), marks[0])
             rows = csv.reader(stream, strict=True, delimiter=mark)
-            header = next(rows, [])
+            header = [name.strip() for name in next(rows, [])]
             if missing := [name for name in columns if name not in header]:
                 raise DataError(f"{path}: no column {missing[0]!r} in its first line: {', '.join(header)}{hint}")
             if twice := [name for number, name in enumerate(header) if name in header[:number]]:

@@ -56,7 +56,7 @@ def test_two_tables(tmp_path):
 
 
 def test_one_table_groups_by_task_or_by_context(tmp_path):
-    table = "context,question,answer\nAna lives in Porto.,Where?,Porto\nTom.,Who?,Tom\nAna lives in Porto.,Who?,Ana\n"
+    table = "context, question, answer\nAna lives in Porto.,Where?,Porto\nTom.,Who?,Tom\nAna lives in Porto.,Who?,Ana\n"
     first, second = load_tasks(write(tmp_path / "mine.csv", table))
     assert (first.id, [question.answers for question in first.questions]) == ("mine-0", [("Porto",), ("Ana",)])
     assert (second.id, second.chunks[0].text, second.questions[0].id) == ("mine-1", "Tom.", "q0")
@@ -95,6 +95,7 @@ X, ASK = "text\nx\n", "question,answer\nWho?,a\n"
         (X, "question\nWho?\n", r"questions\.csv:2: a column 'answer', or one 'answers'"),
         ("text\nx\0y\n", ASK, r"chunks\.csv:2: holds a NUL character"),
         (X, "question,answer,answers\nWho?,a,b\n", "not both"),
+        (X, "question,answers\nWho?,\"['a', 'b']\"\n", r"csv:2: answers: \['a', 'b'\] is a printed list: .* \|"),
         (X, "question,answer\n", r"questions\.csv: no row below its header"),
         (X, "question,answer\nWho?,a,b\n", r"questions\.csv:2: 3 fields, where the header has 2"),
         (X, 'question,answer\nWho?,"a\n', r"questions\.csv:2: not CSV"),
