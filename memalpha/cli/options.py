@@ -264,10 +264,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
         if tasks is not None:
             return [chunk for task in tasks for chunk in task.chunks]
     if suffix in (".json", ".jsonl") and is_message_file(file):
-        chunks = load_messages(file, timestamp=timestamp, size=size, exact_times=exact_times)
-        if not chunks:
-            raise DataError(f"{file}: no message has words of a user or an assistant: there is nothing to read")
-        return chunks
+        return load_messages(file, timestamp=timestamp, size=size, exact_times=exact_times)
     if suffix in (".json", ".jsonl", ".ndjson", ".csv", ".tsv"):
         tasks = load_tasks(file)
         if len(tasks) > 1:

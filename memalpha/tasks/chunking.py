@@ -34,6 +34,7 @@ _DATES = (
     "%Y-%m-%d %I:%M %p",
     "%B %d, %Y, %I:%M %p",
     "%B %d, %Y %I:%M %p",
+    "%I:%M %p on %d %B, %Y",
 )
 _DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%B-%d-%Y", "%B %d, %Y", "%b %d, %Y", "%d %B %Y", "%d %B, %Y")
 _WEEKDAY = re.compile(r"\s*\((?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\)\s*", re.IGNORECASE)

@@ -82,9 +82,7 @@ def changed(value, *path):
 
 
 _LAYOUTS = json.loads((Path(__file__).parents[1] / "data" / "hub_layouts.json").read_text(encoding="utf-8"))
-LONGMEMEVAL, PERSONAMEM_MESSAGES, MEMORY, PERSON, PROBES, MEETING = (
-    _LAYOUTS[name] for name in ("LONGMEMEVAL", "PERSONAMEM_MESSAGES", "MEMORY", "PERSON", "PROBES", "MEETING")
-)
+LONGMEMEVAL, PERSONAMEM_MESSAGES, MEMORY, PERSON, PROBES, MEETING, TALK, FIRST, THEN, USER = _LAYOUTS.values()
 
 
 def context(source, context, questions, answers, **metadata):
@@ -95,14 +93,6 @@ def context(source, context, questions, answers, **metadata):
         "answers": answers,
         "metadata": {"source": source, **dict.fromkeys(keys), **metadata},
     }
-
-
-TALK = [
-    "Chat Time: 2022/11/17 (Thu) 12:04",
-    [{"role": "user", "content": "I ride a 'red' bike."}, {"role": "assistant", "content": "Nice."}],
-    "Chat Time: 2022/11/18 (Fri) 09:00",
-    [{"role": "user", "content": "Ok"}],
-]
 
 
 RETRIEVAL = [
@@ -139,72 +129,6 @@ def personamem_question(id, end, question="Which tea?", answer="(b)", options=No
         "shared_context_id": shared,
         "end_index_in_shared_context": str(end),
     }
-
-
-def message(id, text, role="user", anchor=None):
-    return {"role": role, "id": id, "content": text, "time_anchor": anchor, "index": "1,1", "question_type": None}
-
-
-FIRST = [message(0, "It takes 300ms.", anchor="March-15-2024"), message(1, "I see.", "assistant")]
-
-
-THEN = [message(2, "Now 250ms.", anchor="April-02-2024"), message(3, "Better.", "assistant"), message(4, "Yes.")]
-
-
-def point(content, old=(), kind="Persona Memory", source="primary"):
-    return {
-        "memory_content": content,
-        "memory_type": kind,
-        "memory_source": source,
-        "is_update": str(bool(old)),
-        "original_memories": list(old),
-        "timestamp": "Sep 04, 2025, 21:11:23",
-        "importance": 0.75,
-    }
-
-
-USER = {
-    "uuid": "u1",
-    "persona_info": "Name: Ann",
-    "sessions": [
-        {
-            "start_time": "Sep 04, 2025, 21:11:23",
-            "dialogue": [{"role": "user", "content": "I live in Rome.", "timestamp": "Sep 04, 2025, 21:11:23"}],
-            "memory_points": [point("Ann lives in Rome"), point("Ann owns a boat", source="interference")],
-            "questions": [
-                {
-                    "question": "Where does Ann live?",
-                    "answer": "Rome",
-                    "evidence": [{"memory_content": "Ann lives in Rome", "memory_type": "Persona Memory"}],
-                    "difficulty": "easy",
-                    "question_type": "Basic Fact Recall",
-                },
-                {
-                    "question": "What is Ann's blood type?",
-                    "answer": "It was not provided.",
-                    "evidence": [],
-                    "difficulty": "easy",
-                    "question_type": "Memory Boundary",
-                },
-            ],
-        },
-        {
-            "start_time": "Sep 09, 2025, 08:00:00",
-            "dialogue": [{"role": "assistant", "content": "Who was Euler?"}],
-            "is_generated_qa_session": True,
-        },
-        {
-            "start_time": "Oct 01, 2025, 08:00:00",
-            "dialogue": [{"role": "user", "content": "I moved to Oslo and met Bo."}],
-            "memory_points": [
-                point("Ann lives in Oslo", ["Ann lives in Rome"]),
-                point("Ann met Bo", ["Ann knows nobody"], "Event Memory"),
-                point("Ann lives in Oslo"),
-            ],
-            "questions": [],
-        },
-    ],
-}
 
 
 def row(source, chunks, questions, **metadata):

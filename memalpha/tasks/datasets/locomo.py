@@ -17,12 +17,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from types import NoneType
 from typing import Any, Literal
 
 from memalpha.errors import DataError
+from memalpha.tasks.chunking import require_iso_time
 from memalpha.tasks.dataset_info import shipped_card
 from memalpha.tasks.formats.files import build_task, find_file, read_json, require_field, require_items, require_strings
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
@@ -162,12 +162,8 @@ def _chunk(conversation: Mapping[str, Any], key: str, location: str) -> Chunk:
         text = f"{text} [{caption}]".lstrip() if caption else text
         speaker, id = require_field(item, "speaker", str, location), require_field(item, "dia_id", str, location)
         turns.append(SpeakerTurn(speaker=speaker, text=text, id=next(iter(mend_evidence([id])), id)))
-    date = require_field(conversation, f"{key}_date_time", str, location)
-    try:
-        time = datetime.strptime(date, "%I:%M %p on %d %B, %Y")
-    except ValueError as error:
-        raise DataError(f"{location}_date_time: {date!r} is not like '1:56 pm on 8 May, 2023'") from error
-    return Chunk(turns=tuple(turns), timestamp=time.isoformat(timespec="minutes"))
+    time = require_iso_time(conversation.get(f"{key}_date_time"), f"{location}_date_time")
+    return Chunk(turns=tuple(turns), timestamp=time)
 
 
 def _question(item: Mapping[str, Any], id: str, category: str, turn_ids: set[str | None], location: str) -> Question:

@@ -86,10 +86,7 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
             raise DataError(f"{path}: dates belongs to chats exported as text only")
         if not (path.is_file() and is_message_file(path)):
             return None
-        chunks = load_messages(path)
-        if not chunks:
-            raise DataError(f"{path}: no message has words of a user or an assistant: there is nothing to read")
-        tasks = [Task(id=path.stem, chunks=tuple(chunks), meta={"source": "messages"})]
+        tasks = [Task(id=path.stem, chunks=tuple(load_messages(path)), meta={"source": "messages"})]
     return [with_turn_ids(task) for task in tasks]
 
 

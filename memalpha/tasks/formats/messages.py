@@ -94,19 +94,21 @@ def load_messages(
         exact_times: a chunk holds the messages of one timestamp.
 
     Raises:
-        DataError: the file is no such file, or a message is invalid; the error names line and field.
+        DataError: the file is no such file, a message is invalid (the error names line and field), or none has words.
     """
     text = read_text(path)
     if path.suffix.lower() == ".jsonl":
         lines = split_json_items(text.encode(), str(path))
         utterances = (parse_message(parse_json(line, place), place) for place, line in lines)
-        return pack_days(utterances, timestamp=timestamp, size=size, exact_times=exact_times)
-    value = parse_json(text, str(path))
-    messages = value.get("messages") if isinstance(value, dict) else value
-    if not isinstance(messages, list):
-        raise DataError(f'{path}: a list of messages is needed, or {{"messages": [...]}}')
-    location = f"{path}: messages"
-    return chunk_messages(messages, timestamp=timestamp, size=size, location=location, exact_times=exact_times)
+    else:
+        value = parse_json(text, str(path))
+        messages = value.get("messages") if isinstance(value, dict) else value
+        if not isinstance(messages, list):
+            raise DataError(f'{path}: a list of messages is needed, or {{"messages": [...]}}')
+        utterances = (parse_message(message, f"{path}: messages[{n}]") for n, message in enumerate(messages))
+    if chunks := pack_days(utterances, timestamp=timestamp, size=size, exact_times=exact_times):
+        return chunks
+    raise DataError(f"{path}: no message has words of a user or an assistant: there is nothing to read")
 
 
 def is_message_file(path: Path) -> bool:

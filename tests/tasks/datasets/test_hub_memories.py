@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hub_layouts import FIRST, MEETING, MEMORY, PERSON, PROBES, THEN, USER, changed, ids, legal, point, row, write
+from hub_layouts import FIRST, MEETING, MEMORY, PERSON, PROBES, THEN, USER, changed, ids, legal, row, write
 
 from memalpha.errors import DataError
 from memalpha.tasks.datasets import beam, halumem, memalpha_sets, perltqa, single_turn, transcripts
@@ -89,8 +89,8 @@ def test_halumem_points_are_gold_operations_and_questions_come_after_their_sessi
 
 
 def test_an_update_across_kinds_is_a_deletion_and_an_insert(tmp_path):
-    moved = [point("Ann moved away", ["Ann lives in Rome"], "Event Memory")]
-    user = changed(moved, "sessions", 2, "memory_points")(USER)
+    user = changed("Event Memory", "sessions", 2, "memory_points", 0, "memory_type")(USER)
+    user["sessions"][2]["memory_points"][1:] = []
     (task,) = legal(halumem.load(write(tmp_path / "x.jsonl", [user])), tmp_path)
     assert [(o.kind, o.category, o.replaces) for o in task.gold_operations[1:]] == [
         ("delete", "semantic", "Ann lives in Rome"),

@@ -35,9 +35,11 @@ def test_conversations_of_ones_own_may_have_other_ids_and_no_evidence(tmp_path):
     sample = json.loads(FIXTURE.read_text())[0] | {"sample_id": None}
     turn, (first, second) = sample["conversation"]["session_1"][0], sample["qa"][:2]
     turn |= {"dia_id": "S1-1", "text": None, "blip_caption": "a cat"}
+    sample["conversation"]["session_1_date_time"] = "2024-05-08T13:56:00"
     first["evidence"], second["evidence"] = ["S1-1", "S1-9", "D"], None
     (task,) = load(write(tmp_path / "mine.json", [sample]))
     assert (task.id, task.chunks[0].turns[0].text) == ("locomo-0", "[a cat]")
+    assert task.chunks[0].timestamp == "2024-05-08T13:56:00"
     assert [question.evidence for question in task.questions[:2]] == [("S1-1",), ()]
     assert task.questions[0].meta["unknown_evidence"] == ["S1-9"]
 
@@ -73,8 +75,8 @@ def test_mend_evidence(strings, expected):
         (changed(None, 0, "conversation"), "conversation 0: field 'conversation' is missing"),
         (changed([], 0, "conversation"), "conversation 0: field 'conversation' is missing or not dict"),
         (changed(None, 0, "conversation", "session_2", 1, "text"), "session_2: field 'text' is missing"),
-        (changed(None, 0, "conversation", "session_2_date_time"), "field 'session_2_date_time' is missing"),
-        (changed("May 2023", 0, "conversation", "session_2_date_time"), "session_2_date_time: 'May 2023' is not like"),
+        (changed(None, 0, "conversation", "session_2_date_time"), "session_2_date_time: None is no date"),
+        (changed("May 2023", 0, "conversation", "session_2_date_time"), "session_2_date_time: 'May 2023' is no date"),
         (changed(9, 0, "qa", 1, "category"), r"qa\[1\]: 'category' is 9"),
         (changed(None, 0, "qa", 1, "answer"), r"qa\[1\]: field 'answer' is missing"),
         (changed("D1:1", 0, "qa", 1, "evidence"), r"qa\[1\]: field 'evidence' is missing or not list"),
