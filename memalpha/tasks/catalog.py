@@ -143,8 +143,6 @@ def validate_options(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     if unknown := sorted(set(options) - {"limit", *loader_options(name)}):
         takes = ", ".join(loader_options(name)) or "none"
         raise DataError(f"{name}: no option {unknown[0]!r}; its options are: {takes}")
-    if isinstance(limit := options.get("limit"), int) and limit < 1:
-        raise DataError(f"limit {limit}: at least one task is needed")
     types = get_type_hints(_entry(name)[1], include_extras=True)
     checked: dict[str, Any] = {}
     for key, value in options.items():

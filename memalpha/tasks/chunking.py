@@ -186,14 +186,11 @@ class TaskBuilder:
             **fields: Further fields of `Task`.
 
         Raises:
-            DataError: There is no chunk, a text or id is empty, or two questions share an id.
+            DataError: There is no chunk, or two questions share an id.
         """
-        question_tuple = tuple(questions)
         if not self.chunks:
             raise DataError(f"{location}: holds no text: nothing to read")
-        if not id.strip() or not all(question.id.strip() and question.question.strip() for question in question_tuple):
-            raise DataError(f"{location}: an id, or the text or id of a question, is empty")
-        return build_task(location, id=id, chunks=tuple(self.chunks), questions=question_tuple, **fields)
+        return build_task(location, id=id, chunks=tuple(self.chunks), questions=tuple(questions), **fields)
 
 
 def require_objects(value: Any, location: str) -> list[Mapping[str, Any]]:

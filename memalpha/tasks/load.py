@@ -241,9 +241,7 @@ def save_tasks(tasks: Sequence[Task], path: Path, held_out: Path | None = None) 
     Raises:
         DataError: There are fewer than two different conversations, or a file cannot be written.
     """
-    if held_out is None:
-        save_jsonl(tasks, path)
-        return
-    rest, fifth = hold_out(tasks)
+    rest, fifth = (tasks, []) if held_out is None else hold_out(tasks)
     save_jsonl(rest, path)
-    save_jsonl(fifth, held_out)
+    if held_out is not None:
+        save_jsonl(fifth, held_out)

@@ -99,7 +99,7 @@ def check_data_set(
     if name not in MODULES:
         tasks = load_tasks(name, data=data, variant=variant, chunk_tokens=chunk_tokens, **options)
         return _build_report(name, None, (), tasks, [], ())
-    check_selection(0, data, None, chunk_tokens)
+    check_selection(0, data, options.get("limit"), chunk_tokens)
     dataset = get_data_set(name)
     variant, options = resolve_variant(dataset, variant), validate_options(name, options)
     path = locate(dataset, variant, data)

@@ -142,3 +142,29 @@ def row(source, chunks, questions, **metadata):
         "num_chunks": len(chunks),
         "num_questions": len(questions),
     }
+
+
+def scene(title: str, **change: object) -> dict[str, object]:
+    utterances = [
+        {"uid": 0, "speakers": ["#NOTE#"], "utterance": "[ A kitchen . ]"},
+        {"uid": 1, "speakers": ["Mira", "Tom"], "utterance": "The key is under the mat ."},
+        {"uid": 2, "speakers": ["Tom"], "utterance": "Under the mat , as ever ."},
+    ]
+    answers = [
+        {"answer_text": "under the mat ", "utterance_id": 1, "inner_start": 3, "inner_end": 5, "is_speaker": False},
+        {"answer_text": "Under the mat", "utterance_id": 2, "inner_start": 0, "inner_end": 2, "is_speaker": False},
+    ]
+    question = {"id": f"{title}_Where_Paraphrased", "question": "Where is the key ?", "answers": answers, **change}
+    return {"title": title, "paragraphs": [{"utterances:": utterances, "qas": [question]}]}
+
+
+def friends(*scenes: object) -> dict[str, object]:
+    return {"version": "1", "data": list(scenes)}
+
+
+def squad(paragraphs: int = 3, **change: object) -> dict[str, object]:
+    def paragraph(number: int) -> dict[str, object]:
+        questions = {"question": " How many gates? ", "answers": [{"text": str(number), "answer_start": 9}] * 2}
+        return {"context": f"Town has {number} gates.", "qas": [{"id": f"q{number}", **questions, **change}]}
+
+    return {"version": "1.1", "data": [{"title": "Old_Town", "paragraphs": [*map(paragraph, range(paragraphs))]}]}

@@ -1,6 +1,7 @@
-"""Corrupted files in the official layouts of hub sets are read, or refused by name."""
+"""Corrupted files in the official layouts are read, or refused by name."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hub_layouts import (
@@ -15,9 +16,12 @@ from hub_layouts import (
     USER,
     changed,
     context,
+    friends,
     legal,
     personamem_question,
     row,
+    scene,
+    squad,
     write,
 )
 from hypothesis import given, settings
@@ -25,7 +29,7 @@ from hypothesis import strategies as st
 from official import JSON, replace_at, value_paths
 
 from memalpha.errors import DataError
-from memalpha.tasks.catalog import load_set
+from memalpha.tasks.load import load_tasks
 
 CHAPTER = {"text": "It rained. " * 4000, "summary": [{"source": "a", "text": "Rain."}], "book_title": "Emma"}
 ROW = {
@@ -39,42 +43,55 @@ def as_history(value, folder):
     write(folder / "data/h.json", value)
     query = {"persona_id": "1", "user_query": "?", "correct_answer": "a", "incorrect_answers": "['b']"}
     write(folder / "benchmark.csv", [{**query, "chat_history_32k_link": "data/h.json"}])
-    return load_set("personamem_v2", data=folder)
+    return load_tasks("personamem_v2", data=folder)
 
 
 def as_contexts(value, folder):
     write(folder / "questions_32k.csv", [personamem_question("q1", 2)])
     write(folder / "shared_contexts_32k.jsonl", [value])
-    return load_set("personamem", data=folder)
+    return load_tasks("personamem", data=folder)
 
 
 def as_characters(value, folder):
     memory, people = value if isinstance(value, list) and len(value) == 2 else (value, value)
     write(folder / "perltmem_en_v2.json", memory)
     write(folder / "perltqa_en_v2.json", people)
-    return load_set("perltqa", data=folder)
+    return load_tasks("perltqa", data=folder)
 
 
 def as_probes(value, folder):
     row = {"conversation_id": "5", "chat": [FIRST], "probing_questions": repr(value)}
-    return load_set("beam", data=write(folder / "x.parquet", [row]))
+    return load_tasks("beam", data=write(folder / "x.parquet", [row]))
 
 
 def as_row(value, folder):
     texts = {key: json.dumps(value[key]) if key in value else None for key in ROW} if isinstance(value, dict) else {}
-    return load_set("memalpha", data=write(folder / "x.parquet", [{**row("squad", [], []), **texts}]))
+    return load_tasks("memalpha", data=write(folder / "x.parquet", [{**row("squad", [], []), **texts}]))
 
 
 def as_talk(value, folder):
     turns = context("longmemeval_s*", repr(value), ["q"], [["a"]])
-    return load_set("memoryagentbench", data=write(folder / "x.parquet", [turns]))
+    return load_tasks("memoryagentbench", data=write(folder / "x.parquet", [turns]))
+
+
+LOCOMO = json.loads((Path(__file__).parents[1] / "data" / "locomo_like.json").read_text(encoding="utf-8"))
+LOCOMO[0]["observation"] = {"session_2_observation": {"Mira": [["Mira made a vase.", ["D2:1"]]]}}
+SENTENCES = {name: [["a b", "x"], ["c", "y"]] for name in ("train", "test", "oos_test")}
+
+
+def of(name, variant):
+    return lambda value, folder: load_tasks(name, data=write(folder / "x.json", value), variant=variant)
 
 
 LOADERS = {
-    "longmemeval": (LONGMEMEVAL, lambda value, folder: load_set("longmemeval", data=write(folder / "x.json", value))),
-    "halumem": (USER, lambda value, folder: load_set("halumem", data=write(folder / "x.jsonl", [value]))),
-    "qmsum": (MEETING, lambda value, folder: load_set("qmsum", data=write(folder / "x.jsonl", [value]))),
-    "booksum": (CHAPTER, lambda value, folder: load_set("booksum", data=write(folder / "x.jsonl", [value]))),
+    "friendsqa": (friends(scene("s01_e01_c01"), scene("s01_e01_c02")), of("friendsqa", "dev")),
+    "squad": (squad(), of("squad", None)),
+    "clinc150": (SENTENCES, of("clinc150", "out-of-scope")),
+    "locomo": (LOCOMO, of("locomo", "all")),
+    "longmemeval": (LONGMEMEVAL, lambda value, folder: load_tasks("longmemeval", data=write(folder / "x.json", value))),
+    "halumem": (USER, lambda value, folder: load_tasks("halumem", data=write(folder / "x.jsonl", [value]))),
+    "qmsum": (MEETING, lambda value, folder: load_tasks("qmsum", data=write(folder / "x.jsonl", [value]))),
+    "booksum": (CHAPTER, lambda value, folder: load_tasks("booksum", data=write(folder / "x.jsonl", [value]))),
     "perltqa": ([MEMORY, [{"Xia": PERSON}]], as_characters),
     "personamem": ({"c1": PERSONAMEM_MESSAGES}, as_contexts),
     "personamem_v2": ({"chat_history": PERSONAMEM_MESSAGES}, as_history),
@@ -100,23 +117,23 @@ def test_corrupted_files_are_read_or_refused(tmp_path_factory, name, data):
 
 def as_beam_row(row, folder):
     good = {"conversation_id": "5", "chat": [FIRST], "probing_questions": repr(PROBES)}
-    return load_set("beam", data=write(folder / "x.parquet", [{**good, **row}]))
+    return load_tasks("beam", data=write(folder / "x.parquet", [{**good, **row}]))
 
 
 def as_memalpha_row(bad, folder):
-    return load_set("memalpha", data=write(folder / "x.parquet", [{**row("squad", ["text"], []), **bad}]))
+    return load_tasks("memalpha", data=write(folder / "x.parquet", [{**row("squad", ["text"], []), **bad}]))
 
 
 def as_question(question, folder):
     write(folder / "questions_32k.csv", [question])
     write(folder / "shared_contexts_32k.jsonl", [{"c1": PERSONAMEM_MESSAGES}])
-    return load_set("personamem", data=folder)
+    return load_tasks("personamem", data=folder)
 
 
 ROWS = {
     "beam row": as_beam_row,
     "memalpha row": as_memalpha_row,
-    "mab row": lambda row, folder: load_set("memoryagentbench", data=write(folder / "x.parquet", [row])),
+    "mab row": lambda row, folder: load_tasks("memoryagentbench", data=write(folder / "x.parquet", [row])),
     "personamem row": as_question,
 }
 SESSION, XIA = ("sessions", 0), (1, 0, "Xia")

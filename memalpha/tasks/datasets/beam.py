@@ -8,7 +8,6 @@ the expected reply is in `meta["refused"]`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import DataSet, shipped_card
-from memalpha.tasks.formats.files import find_file, iter_parquet_rows, parse_python, read_turn, require_field
+from memalpha.tasks.formats.files import find_file, iter_parquet_rows, parse_printed, read_turn, require_field
 from memalpha.types import Question, Task
 
 DATA = (shipped_card("beam"), shipped_card("beam_10m"))
@@ -70,7 +69,7 @@ def _task(row: Mapping[str, Any], size: str, location: str) -> Task:
             last_id = number + offset
             item_location = f"{location}: chat: message {last_id}"
             timestamp = to_iso_time(str(message.get("time_anchor") or "")) or timestamp
-            speaker_turns.append(read_turn(message, f"m{last_id}", item_location, text="content", speaker="role"))
+            speaker_turns.append(read_turn(message, f"m{last_id}", item_location))
         builder.add_session(speaker_turns, timestamp)
     return builder.build(f"beam-{size}-{id}", _questions(row, builder, location), location)
 
@@ -99,8 +98,8 @@ def _questions(row: Mapping[str, Any], builder: TaskBuilder, location: str) -> I
     probes = row.get("probing_questions")
     if isinstance(probes, str):
         try:
-            probes = json.loads(probes) if probes.lstrip().startswith('{"') else parse_python(probes)
-        except (ValueError, RecursionError) as error:
+            probes = parse_printed(probes)
+        except ValueError as error:
             raise DataError(f"{location}: probing_questions is no Python or JSON object: {error}") from error
     if not isinstance(probes, Mapping):
         raise DataError(f"{location}: probing_questions is no object of abilities")

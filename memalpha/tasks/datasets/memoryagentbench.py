@@ -138,7 +138,7 @@ def _sessions(builder: TaskBuilder, context: str, location: str) -> dict[str, li
         Turn ids by text.
     """
     try:
-        items = files.parse_python(context)
+        items = files.parse_printed(context)
     except ValueError as error:
         raise DataError(f"{location}: context is no Python list of times and sessions: {error}") from error
     if not isinstance(items, list) or len(items) % 2:
@@ -147,7 +147,7 @@ def _sessions(builder: TaskBuilder, context: str, location: str) -> dict[str, li
     for number, (time, turns) in enumerate(zip(items[::2], items[1::2], strict=True)):
         session_location = f"{location}: context: session {number}"
         speaker_turns = [
-            read_turn(turn, f"s{number}_{n}", session_location, text="content", speaker="role")
+            read_turn(turn, f"s{number}_{n}", session_location)
             for n, turn in enumerate(require_objects(turns, session_location), start=1)
         ]
         raw_time = time.removeprefix("Chat Time: ") if isinstance(time, str) else time

@@ -18,7 +18,7 @@ from typing import Any
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder, read_question, require_objects, to_iso_time
 from memalpha.tasks.dataset_info import shipped_card
-from memalpha.tasks.formats.files import find_sibling, parse_python, read_json, require_field, require_items
+from memalpha.tasks.formats.files import find_sibling, parse_printed, read_json, require_field, require_items
 from memalpha.types import Question, SpeakerTurn, Task
 
 DATA = shipped_card("perltqa")
@@ -152,9 +152,9 @@ def _lines(value: Any) -> Iterator[str]:
 
 
 def _python(value: Any) -> Any:
-    """Parse a printed Python object; None for other texts, other values are returned unchanged."""
+    """Parse a printed JSON or Python object; None for other texts, other values are returned unchanged."""
     try:
-        return parse_python(value.strip()) if isinstance(value, str) else value
+        return parse_printed(value) if isinstance(value, str) else value
     except ValueError:
         return None
 

@@ -17,7 +17,6 @@ describes the reward of an answer that names its evidence.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from hashlib import sha256
@@ -215,11 +214,7 @@ def _find_snippet(text: str, turns: list[SpeakerTurn]) -> list[str]:
 def _parse_literal(text: str) -> Any:
     """Parse a printed value as JSON or Python; other texts are returned unchanged."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        pass
-    try:
-        return files.parse_python(text.strip())
+        return files.parse_printed(text)
     except ValueError:
         return text
 

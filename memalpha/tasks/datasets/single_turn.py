@@ -96,7 +96,7 @@ def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, lis
                 texts = [require_field(gold, "text", str, place) for gold in golds]
                 if bool(texts) == impossible:
                     raise DataError(
-                        f"{place}: {'answers, and' if texts else 'no answer, and not'} is_impossible: mend one of them"
+                        f"{place}: {'answers' if texts else 'no answer'}, but is_impossible is {impossible}"
                     )
                 category, evidence = ("unanswerable", ()) if impossible else ("extraction", (f"{a}:{p}",))
                 text, answers = require_field(question, "question", str, place).strip(), tuple(dict.fromkeys(texts))

@@ -11,6 +11,7 @@ import csv
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import resources
 from itertools import count
 from pathlib import Path
@@ -181,10 +182,12 @@ def read_turn(item: Any, id: str, location: str, **keys: str) -> SpeakerTurn:
     return SpeakerTurn(id=id, **{field: require_field(item, key, str, location) for field, key in keys.items()})
 
 
-def parse_python(text: str) -> Any:
-    """Parse a printed Python object. Raises `ValueError` for other texts."""
+def parse_printed(text: str) -> Any:
+    """Parse a printed JSON or Python value. Raises `ValueError` for other texts."""
+    with suppress(ValueError, RecursionError):
+        return json.loads(text)
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(text.strip())
     except (SyntaxError, MemoryError, RecursionError) as error:
         raise ValueError(str(error)) from error
 

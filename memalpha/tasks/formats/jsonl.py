@@ -173,9 +173,8 @@ def parse_task(raw: bytes, location: str) -> Task:
         json.loads(raw, object_pairs_hook=unique_keys, parse_constant=refuse_constant, parse_float=finite_float)
     except ValidationError as error:
         items = error.errors()
-        for item in items:
-            if (item["type"], item["loc"]) == ("missing", ("chunks",)):
-                raise DataError(f"{location}: no task, for it has no 'chunks': {_REMEDY}") from error
+        if any((item["type"], item["loc"]) == ("missing", ("chunks",)) for item in items):
+            raise DataError(f"{location}: no task, for it has no 'chunks': {_REMEDY}") from error
         descriptions = "; ".join(_describe(item) for item in items[:_MAX_ERRORS])
         remainder = f"; and {len(items) - _MAX_ERRORS} more" if len(items) > _MAX_ERRORS else ""
         raise DataError(f"{location}: {descriptions}{remainder}") from error

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from hub_layouts import write
-from hypothesis import given
-from hypothesis import strategies as st
 from official import turns
 
 from memalpha.errors import DataError
 from memalpha.tasks.catalog import load_set
-from memalpha.tasks.datasets import single_turn
 
 TREC = "".join(f"NUM:date When was {n} ?\nLOC:city Where {n} ?\n" for n in range(6))
 
@@ -104,21 +100,3 @@ def test_bad_labelled_files_are_refused(tmp_path, name, files, says):
         write(tmp_path / file, value)
     with pytest.raises(DataError, match=says):
         load_set(name, data=tmp_path)
-
-
-@given(st.lists(st.tuples(st.text(), st.text()), min_size=1, max_size=8))
-def test_csv_rows_round_trip(tmp_path_factory, rows):
-    file = tmp_path_factory.mktemp("csv") / "train.csv"
-    # What the writer cannot carry (a lone surrogate, a line end that is no "\n"), and NUL, which is refused.
-    rows = [
-        tuple(part.encode("utf-8", "ignore").decode().replace("\r", " ").replace("\0", "") for part in row)
-        for row in rows
-    ]
-    with file.open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream).writerows([("text", "category"), *rows])
-    try:
-        sentences = single_turn._read_csv(file, ",", "text", "category")
-    except DataError as error:
-        assert "an empty field" in str(error) and not all(a.strip() and b.strip() for a, b in rows)
-    else:
-        assert sentences == [(a.strip(), b.strip()) for a, b in rows]

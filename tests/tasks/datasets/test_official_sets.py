@@ -1,4 +1,4 @@
-"""Loaders of official files: small files in the official layouts, and corrupted copies."""
+"""Loaders of official files: small files in the official layouts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from hub_layouts import write
-from hypothesis import given, settings
+from hub_layouts import friends, scene, squad, write
+from hypothesis import given
 from hypothesis import strategies as st
-from official import JSON, replace_at, turns, value_paths
+from official import turns
 
 from memalpha.errors import DataError
 from memalpha.tasks.catalog import MODULES, list_data_sets, load_set
@@ -62,25 +62,7 @@ def test_packing_keeps_turns_in_order_within_the_chunk_limit(texts, tokens):
             assert len(chunk.render()) + len(after.turns[0].text) + 6 > 4 * tokens
 
 
-def scene(title: str, **change: object) -> dict[str, object]:
-    utterances = [
-        {"uid": 0, "speakers": ["#NOTE#"], "utterance": "[ A kitchen . ]"},
-        {"uid": 1, "speakers": ["Mira", "Tom"], "utterance": "The key is under the mat ."},
-        {"uid": 2, "speakers": ["Tom"], "utterance": "Under the mat , as ever ."},
-    ]
-    answers = [
-        {"answer_text": "under the mat ", "utterance_id": 1, "inner_start": 3, "inner_end": 5, "is_speaker": False},
-        {"answer_text": "Under the mat", "utterance_id": 2, "inner_start": 0, "inner_end": 2, "is_speaker": False},
-    ]
-    question = {"id": f"{title}_Where_Paraphrased", "question": "Where is the key ?", "answers": answers, **change}
-    return {"title": title, "paragraphs": [{"utterances:": utterances, "qas": [question]}]}
-
-
 SEVENTH = {"answer_text": "x", "utterance_id": 7}
-
-
-def friends(*scenes: object) -> dict[str, object]:
-    return {"version": "1", "data": list(scenes)}
 
 
 def test_an_episode_is_a_task_and_its_scenes_are_the_chunks(tmp_path):
@@ -117,14 +99,6 @@ def test_a_bad_scene_is_refused(tmp_path, value, says):
     assert str(file) in str(caught.value)
 
 
-def squad(paragraphs: int = 3, **change: object) -> dict[str, object]:
-    def paragraph(number: int) -> dict[str, object]:
-        questions = {"question": " How many gates? ", "answers": [{"text": str(number), "answer_start": 9}] * 2}
-        return {"context": f"Town has {number} gates.", "qas": [{"id": f"q{number}", **questions, **change}]}
-
-    return {"version": "1.1", "data": [{"title": "Old_Town", "paragraphs": [*map(paragraph, range(paragraphs))]}]}
-
-
 def test_squad_is_a_stream_of_paragraphs(tmp_path):
     write(tmp_path / "xquad.de.json", squad())
     first, second = load_set("xquad", data=tmp_path, variant="de", paragraphs=2)
@@ -157,33 +131,6 @@ def test_a_named_set_gives_only_tasks_that_a_task_file_holds(tmp_path):
         write(tmp_path / "dev-v1.1.json", json.dumps(squad(1)).replace(old, new))
         with pytest.raises(DataError, match=rf"squad: task 'squad-0': {says}"):
             load_tasks("squad", data=tmp_path)
-
-
-LOCOMO = json.loads((Path(__file__).parents[2] / "data" / "locomo_like.json").read_text(encoding="utf-8"))
-OBSERVATION = {"session_2_observation": {"Mira": [["Mira made a vase.", ["D2:1"]]]}}
-SENTENCES = {name: [["a b", "x"], ["c", "y"]] for name in ("train", "test", "oos_test")}
-LAYOUTS = {
-    "friendsqa": ("friendsqa_dev.json", friends(scene("s01_e01_c01"), scene("s01_e01_c02")), {"variant": "dev"}),
-    "squad": ("dev-v1.1.json", squad(), {}),
-    "clinc150": ("data_full.json", SENTENCES, {"variant": "out-of-scope"}),
-    "locomo": ("locomo10.json", replace_at(LOCOMO, (0, "observation"), OBSERVATION), {"variant": "all"}),
-}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-@settings(max_examples=60, deadline=None)
-@given(data=st.data())
-def test_corrupted_files_are_read_or_refused(tmp_path_factory, name, data):
-    file, good, options = LAYOUTS[name]
-    path = data.draw(st.sampled_from(list(value_paths(good))))
-    folder = tmp_path_factory.mktemp("x")
-    write(folder / file, replace_at(good, path, data.draw(JSON)))
-    try:
-        tasks = load_set(name, data=folder, **options)
-    except DataError as error:
-        assert str(folder) in str(error) or "the data set is empty" in str(error)
-    else:
-        assert all(task.chunks for task in tasks)
 
 
 def test_the_readme_has_every_set_as_the_catalogue_does():
