@@ -352,10 +352,9 @@ class Trainer:
         self.world = directory.world
         self.is_distributed = self.world.size > 1
         self.step = 0
-        self.is_consistent = not self.is_distributed  # True while this process may save a checkpoint on its own
+        self.is_consistent = False  # True while this process may save a checkpoint on its own
         self.minutes_before = self.learning_minutes_before = self.learning_minutes = 0.0
         self.callbacks = Callbacks()
-        self.callback_error: Exception | None = None
         self.stopped_by: str | None = None
         self.start_validation: dict[str, float] = {}
         self.best: dict[str, Any] | None = None
@@ -388,12 +387,10 @@ class Trainer:
                 else:
                     self._start_fresh(stop)
                 self._train_until(stop)
-            except (KeyboardInterrupt, PolicyError, TrainingError) as error:  # PolicyError: a server died, or refused
-                self._stop_early(error)
+            except CheckpointError:  # what was there stays as it is
                 raise
-            except Exception as error:
-                if error is self.callback_error:
-                    self._stop_early(error)
+            except (KeyboardInterrupt, Exception) as error:  # of a server, a reward, a callback, the disk
+                self._stop_early(error)
                 raise
             self._save()
             with self.training_step.paused():
@@ -414,12 +411,12 @@ class Trainer:
         if self.start_validation:
             self.display.log(f"start  {format_validation(metrics, {})}")
         self._save()
+        self.is_consistent = not self.is_distributed
 
     def _resume(self, step: int, stop: int) -> None:
         out = self.directory.path
         if step > stop:
             raise CheckpointError(f"{out} is already at step {step}, beyond max_steps={stop}")
-        self.is_consistent = False
         state = load_checkpoint(self.directory.checkpoint(step), self.engine)
         self.engine.weights_step = step
         if state["started_from"] != self.start.fingerprint:
@@ -503,8 +500,7 @@ class Trainer:
             self.directory.append("metrics.jsonl", [metrics])
             self.learning_minutes = (time.monotonic() - start_time) / 60
             self.is_consistent = not self.is_distributed
-            with self._note_callback_error():
-                should_save, should_stop = self.world.run_on_main(lambda: self.callbacks.end_step(self.step, metrics))
+            should_save, should_stop = self.world.run_on_main(lambda: self.callbacks.end_step(self.step, metrics))
             is_due = should_save or self.step % self.config.checkpoint.save_steps == 0
             if self.training_step.keeps_all_checkpoints or is_due or self._is_best():
                 self._save()
@@ -520,17 +516,7 @@ class Trainer:
         """Call an event of the callbacks, in the main process."""
         if self.world.is_main:
             self.callbacks.state.global_step = self.step
-            with self._note_callback_error():
-                self.callbacks.call(event, **values)
-
-    @contextmanager
-    def _note_callback_error(self) -> Iterator[None]:
-        """Note an exception of the user's callbacks: the run stops for it as for an interrupt."""
-        try:
-            yield
-        except Exception as error:
-            self.callback_error = error
-            raise
+            self.callbacks.call(event, **values)
 
     def _finish(self) -> dict[str, Any]:
         if self.final is None or self.final["step"] != self.step:

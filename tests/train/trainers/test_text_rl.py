@@ -52,6 +52,26 @@ def test_a_run_writes_what_is_promised(text):
     assert lines(out / "tasks.jsonl")[0]["prompt"].endswith("?")
 
 
+def test_a_reward_that_fails_keeps_the_trained_steps(text):
+    """The checkpoint is due after two steps; the reward's server is away in the second."""
+    settings, is_away = text(save_every=2), True
+
+    def remote(completions):
+        log = settings.out / "metrics.jsonl"
+        if is_away and log.exists() and lines(log):
+            raise ConnectionError("away")
+        return [float(len(text)) for text in completions]
+
+    with pytest.raises(RewardError, match="'remote' raised ConnectionError: away"):
+        run(settings, rewards=remote)
+    assert (settings.out / "checkpoints" / "step-1" / "state.json").is_file()
+    stopped = json.loads((settings.out / "stopped.json").read_text())
+    assert stopped["step"] == 1 and "raised ConnectionError: away" in stopped["reason"]
+    is_away = False
+    assert run(settings, rewards=remote)["steps"] == 4
+    assert [start["step"] for start in lines(settings.out / "starts.jsonl")] == [0, 1]
+
+
 ALGORITHM_SETTINGS = {
     "grpo": {"num_iterations": 2},
     "rloo": {"algorithm": "rloo"},
