@@ -106,6 +106,7 @@ class RunPage:
             **self._training_values(metrics, is_text=bool(texts)),
             "chosen_by": describe_choice(metrics),
             "stop_reason": self._stop_reason(),
+            "is_finished": self._is_finished,
             "text": evaluation.read_text_results(folder / "eval", texts) if texts else None,
             "evaluation": evaluated,
             "anchor": evaluation.anchor,
@@ -154,11 +155,11 @@ class RunPage:
 
     @property
     def _is_finished(self) -> bool:
-        """True if the summary is newer than the last step; a resumed run still has the old one."""
-        summary, metrics = self.folder / "summary.json", self.folder / "metrics.jsonl"
-        if not summary.exists():
+        """True if the summary is of the last start; a resumed run still has the old one."""
+        if not (summary := self.folder / "summary.json").exists():
             return False
-        return not metrics.exists() or summary.stat().st_mtime_ns >= metrics.stat().st_mtime_ns
+        start, steps = _read_last_start(self.folder), _read_json(summary).get("steps")
+        return start.get("scheduled_steps") in (None, steps) or steps is None or start["step"] < steps
 
     def _stop_reason(self) -> str:
         """Return why an unfinished run makes no more steps; "" if it is not known to have stopped.

@@ -253,14 +253,20 @@ def test_a_run_that_stopped_or_was_killed_is_not_called_going_on(going: Path) ->
     assert page.state()["stopped"] is False
 
 
-def test_a_run_is_over_when_its_summary_is_newer_than_its_last_step(going: Path) -> None:
+def test_a_run_is_over_when_its_summary_is_of_its_last_start(going: Path) -> None:
     page = RunPage(going)
     assert page.state()["finished"] is False
-    (going / "summary.json").write_text("{}")
-    assert page.state()["finished"] is True and 'data-finished="yes"' in page.render(live=True)
+    append(going / "starts.jsonl", {"step": 0, "scheduled_steps": 2})
+    accuracy = {"accuracy": 0.5}
+    (going / "summary.json").write_text(json.dumps({"steps": 2, "before": accuracy, "after": accuracy}))
     later = time.time() + 5
+    os.utime(going / "metrics.jsonl", (later, later))  # as in a copy of the folder
+    assert page.state()["finished"] is True and 'data-finished="yes"' in page.render(live=True)
+    assert "resumed since" not in page.render()
+    append(going / "starts.jsonl", {"step": 2, "scheduled_steps": 4})
+    (going / "stopped.json").write_text('{"step": 3, "reason": "Ctrl-C"}')
+    assert "These results are of step 2. The run was resumed since and stopped (Ctrl-C):" in page.render()
     add_step(going, 2)
-    os.utime(going / "metrics.jsonl", (later, later))  # the run was resumed
     assert page.state()["finished"] is False and page.state()["rollouts"] == [0, 1, 2]
     append(going / "trajectories.jsonl", rollout(3, 0))  # the step goes on
     assert page.state()["rollouts"] == [0, 1, 2]
