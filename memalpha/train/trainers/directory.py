@@ -186,9 +186,13 @@ CHANGEABLE_ON_RESUME = frozenset(
         *("compute.threads", "compute.device", "compute.sharding", "compute.device_map", "compute.offload_optimizer"),
         *("sampling.batch_tokens", "sampling.decode_rows", "sampling.stop_unreadable"),
         *(f"sampling.sampler.{name}" for name in SamplerConfig.model_fields),
+        *("data", "evaluation.data", "dataset.folder", "policy", "init_from", "evaluation.stop_below"),
     }
 )
-"""Settings that may change when a run is resumed; all others must stay as recorded."""
+"""Settings that may change when a run is resumed; all others must stay as recorded.
+
+Data and policy may have moved: a run compares their content with what it began with.
+"""
 
 
 class RunDirectory:

@@ -22,7 +22,7 @@ from memalpha.config import (
     merge,
     training_config,
 )
-from memalpha.errors import ConfigError, PolicyError
+from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.policy.model_files import weights_fingerprint
 from memalpha.train.api import train
@@ -100,7 +100,12 @@ def test_it_goes_on_from_the_checkpoint_it_began_with(first, prefs, tmp_path):
     train(after(whole, prefs, init_from=str(first)))
     train(after(parts, prefs, init_from=str(first), max_steps=1))
     RunDirectory(first).link_best(2)  # the run before it went on
-    train(after(parts, prefs, init_from=str(first)))
+    train(after(parts, prefs, init_from=str(first), max_steps=2))
+    first = first.rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match=r"started from other weights than policy=.*step-2 holds now"):
+        train(parts, init_from=str(first), max_steps=3)
+    RunDirectory(first).link_best(1)
+    train(parts, init_from=str(first), max_steps=3)
     assert same(weights(whole / "checkpoints/step-3"), weights(parts / "checkpoints/step-3"))
     own = training_config(parts / "config.yaml")
     assert own.policy == f"{first}/checkpoints/step-1" and own.init_from == first

@@ -162,6 +162,7 @@ def test_a_run_from_before_a_key_existed_goes_on_with_its_default(tmp_path):
     del kept["reward"]["content"], kept["reader"]["cite"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))
     directory.check_settings(settings)
+    directory.check_settings(training_config(settings, {"stop_below": None}))  # as the message of that stop says
     kept["reward"]["beta"] = 0.5
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))
     with pytest.raises(CheckpointError, match=r"reward\.beta: 0\.5 there"):

@@ -67,10 +67,11 @@ def test_a_run_does_not_go_on_with_other_pairs_or_settings(kind, unit, changes, 
     train(configure(max_steps=1))
     with pytest.raises(CheckpointError, match=message):
         train(configure(**changes))
-    path = tmp_path / "pairs.jsonl"
+    path = (tmp_path / "pairs.jsonl").rename(tmp_path / "moved.jsonl")
+    assert train(configure(data=str(path), max_steps=2))["steps"] == 2
     path.write_text(path.read_text().replace("yes 3", "yes 33"))
     with pytest.raises(CheckpointError, match=f"began with other {unit} than data="):
-        train(configure())
+        train(configure(data=str(path)))
 
 
 def test_what_validates_is_a_file_of_its_own_or_nothing(prefers, tmp_path):

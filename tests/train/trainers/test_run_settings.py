@@ -155,7 +155,8 @@ def test_a_run_is_resumed_on_its_own_tasks_only(small, tmp_path):
     with pytest.raises(CheckpointError, match=r"began with other tasks .* another out"):
         train(small(**{**settings, "max_steps": 2}))
     save_jsonl(tasks[:10], path)
-    assert train(small(**{**settings, "max_steps": 2}))["steps"] == 2
+    moved, policy = path.rename(tmp_path / "moved.jsonl"), shutil.copytree(small().policy, tmp_path / "policy")
+    assert train(small().out, data=str(moved), policy=str(policy), max_steps=2)["steps"] == 2
     assert (small().out / "run.json").read_bytes() == written
 
 
