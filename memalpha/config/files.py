@@ -49,7 +49,7 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
             if not isinstance(node, dict):
                 raise ConfigError(f"{pair!r}: {parent!r} already has a plain value")
         try:
-            node[last] = yaml.safe_load(text) if text else None
+            node |= merge(node, {last: yaml.safe_load(text) if text else None})
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"{pair!r}: the value is not readable: {error}") from error
     return result

@@ -52,6 +52,11 @@ def test_two_values_for_one_setting_are_refused():
         training_config("demo", {"learning_rate": 1, "optimizer": {"learning_rate": 2}})
 
 
+def test_a_group_keeps_the_settings_that_were_named_before_it():
+    words = ["reward.beta=0.3", "reward={gamma: 0.7, judge: {judges: [a]}}", "reward.judge.context=1"]
+    assert parse_overrides(words)["reward"] == {"beta": 0.3, "gamma": 0.7, "judge": {"judges": ["a"], "context": 1}}
+
+
 def test_unknown_settings_come_with_the_nearest_name():
     hints = {
         "optimizer.learning_rate": ("lr", "learning_rat", "optimizer.lr"),
