@@ -14,8 +14,8 @@ not started again. `study.json` and `study.md` hold what came out:
 
 - Held-out accuracy after training, mean over conversations and seeds, and the paired difference to the baseline, with
   95 % intervals by a bootstrap over conversations (`qa.compare`).
-- Validation accuracy after equal sampled tokens: at four budgets that all runs reached, interpolated between
-  validations, mean and standard deviation over seeds.
+- Validation accuracy after equal sampled (supervised runs: trained) tokens: at four budgets that all runs reached,
+  interpolated between validations, mean and standard deviation over seeds.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from typing import Any
 import numpy as np
 from pydantic import Field, field_validator
 
-from memalpha.config import parse_overrides, read_config, training_config
+from memalpha.config import SFTConfig, parse_overrides, read_config, training_config
 from memalpha.config.common import Config
 from memalpha.config.files import build_config
+from memalpha.config.training import PairsConfig
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.qa.compare import ComparedSystem, compare, load_records
 from memalpha.qa.scoring.stats import mean_and_deviation
@@ -93,9 +94,13 @@ def load_study(path: str | Path) -> StudyConfig:
     """
     study = build_config(StudyConfig, read_config(path), str(path))
     names: dict[str, str] = {}
-    for variant in study.variants:
+    for variant, settings in study.variants.items():
         try:
+            if own := [name for name in ("seed", "out") if name in study.settings or name in settings]:
+                raise ConfigError(f"{own[0]}: the study gives each run its own: leave it out")
             config = training_config(study.base, parse_overrides(_words(study.overrides(variant, study.seeds[0]))))
+            if isinstance(config, PairsConfig) or (isinstance(config, SFTConfig) and not config.evaluation.evaluate):
+                raise ConfigError("its runs answer no questions, by which a study compares them")
         except ConfigError as error:
             raise ConfigError(f"{path}: variant {variant}: {error}") from None
         other = names.setdefault(config.model_copy(update={"out": study.out}).model_dump_json(), variant)
@@ -191,7 +196,7 @@ def collect_results(study: StudyConfig) -> dict[str, Any]:
                 against.p if against.difference.interval else None,
             ],
             "figures": {figure: mean(numbers) for figure, numbers in values.items()},
-            "sampled_tokens": [sum(line["sampled_tokens"] for line in _load_metrics(path)) for path in runs[name]],
+            "sampled_tokens": [sum(map(_count_tokens, _load_metrics(path))) for path in runs[name]],
             "curve": [mean_and_deviation([interpolate(curve, budget) for curve in curves[name]]) for budget in budgets],
         }
     first = next(iter(summaries.values()))[0]
@@ -214,7 +219,7 @@ def validation_curve(run: Path) -> list[tuple[int, float]]:
     start = _load_summary(run)["start_validation"].get("validation_accuracy")
     tokens, curve = 0, [] if start is None else [(0, start)]
     for line in _load_metrics(run):
-        tokens += line["sampled_tokens"]
+        tokens += _count_tokens(line)
         if line.get("validation_accuracy") is not None:
             curve.append((tokens, line["validation_accuracy"]))
     return curve
@@ -226,6 +231,11 @@ def _load_summary(run: Path) -> dict[str, Any]:
 
 def _load_metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def _count_tokens(line: Mapping[str, Any]) -> int:
+    """Return the sampled tokens of a step; those it imitated where it samples none."""
+    return line.get("sampled_tokens", line["tokens"])
 
 
 def interpolate(curve: Sequence[tuple[int, float]], tokens: float) -> float:

@@ -19,7 +19,7 @@ def study_file(path, **changes):
     return file
 
 
-def finished_run(folder, correct, tokens, validation):
+def finished_run(folder, correct, tokens, validation, counted="sampled_tokens"):
     """Write what a finished run leaves: its answers on four conversations, and three steps of metrics."""
     (folder / "eval").mkdir(parents=True)
     records = [
@@ -33,7 +33,8 @@ def finished_run(folder, correct, tokens, validation):
     ]  # fmt: skip
     (folder / "eval" / "after.jsonl").write_text("".join(json.dumps(record.as_json()) + "\n" for record in records))
     lines = [
-        {"step": step, "sampled_tokens": tokens, "validation_accuracy": value} for step, value in enumerate(validation)
+        {"step": step, "tokens": 1, counted: tokens, "validation_accuracy": value}
+        for step, value in enumerate(validation)
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = {
@@ -55,6 +56,10 @@ def finished_run(folder, correct, tokens, validation):
         ({"seeds": []}, "seeds"),
         ({"seeds": [0, 0]}, "a seed is named twice"),
         ({"base": "no-such"}, "no-such"),
+        ({"settings": {"seed": 5}}, "variant plain: seed: the study gives each run its own"),
+        ({"variants": {"plain": {}, "moved": {"out": "x"}}}, "variant moved: out: the study gives"),
+        ({"base": "reward", "variants": {"a": {"data": "x"}, "b": {"data": "y"}}}, "variant a: .*no questions"),
+        ({"base": "sft", "settings": {"evaluate": False}, "variants": {"a": {}, "b": {"tasks": 9}}}, "no questions"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_a_run_starts(changes, message, tmp_path):
@@ -67,7 +72,7 @@ def test_the_tables_compare_equal_questions_and_equal_tokens(tmp_path):
     study = load_study(study_file(tmp_path))
     for seed in (0, 1):
         finished_run(study.run("plain", seed), 4, 100, [0.2, None, 0.4])
-        finished_run(study.run("chunk", seed), 6 + seed, 200, [0.3, 0.5, 0.7])
+        finished_run(study.run("chunk", seed), 6 + seed, 200, [0.3, 0.5, 0.7], "tokens")  # as of a supervised run
     results = collect_results(study)
     plain, chunk = results["variants"]["plain"], results["variants"]["chunk"]
     assert results["before"] == 0.1 and results["conversations"] == 4 and results["questions"] == 40
