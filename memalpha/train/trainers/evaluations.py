@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -117,6 +118,7 @@ class TaskEvaluations(Evaluations):
         self.evaluator, self.validation, self.held_out = evaluator, validation, held_out
         self.directory, self.display, self.notes = directory, display, notes
         self.measures, self.score, self.stop_below = measures, score, stop_below
+        self.saved = ["before"]  # files of eval/ that the summary needs
         self._first: list[Any] | None = None  # accuracy and standard error of the start's validation
         self._last: list[Any] = []
 
@@ -154,8 +156,10 @@ class TaskEvaluations(Evaluations):
         return {"first_validation": self._first}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the start's validation."""
+        """Restore the start's validation; raise `CheckpointError` now if an evaluation before training is gone."""
         self._first = state["first_validation"]
+        for name in self.saved if self.held_out else ():
+            self.directory.world.run_on_main(partial(self.directory.read_json, f"eval/{name}.json"))
 
     def summary(self) -> dict[str, Any]:
         """Evaluate the held-out tasks and return both evaluations."""

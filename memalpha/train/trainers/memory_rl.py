@@ -166,6 +166,7 @@ class MemoryEvaluations(TaskEvaluations):
         self.baselines, self.stop_unreadable = baselines, stop_unreadable
         self.scorer: Any = self.evaluator.scorer
         self.folder = self.directory.path / "eval"
+        self.saved += ["example", *baselines]
 
     def before(self) -> Report:
         """Evaluate the start weights and the baselines, and record example conversations."""

@@ -50,6 +50,16 @@ def test_refusals(small, tmp_path):
     assert not small().out.exists()
 
 
+@pytest.mark.parametrize("name", ["before", "append_only", "example"])
+def test_an_evaluation_that_is_gone_is_named_before_a_run_goes_on(finished, name, tmp_path):
+    settings = finished.model_copy(update={"out": tmp_path / "run", "max_steps": 1})
+    shutil.copytree(finished.out, settings.out, symlinks=True)
+    (settings.out / "eval" / f"{name}.json").unlink()
+    with pytest.raises(CheckpointError, match=rf"eval/{name}\.json cannot be read .*put it back"):
+        train(settings)
+    assert not (settings.out / "metrics.jsonl").exists()
+
+
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe\xfd", b"- 1"])
 @pytest.mark.parametrize("name", ["summary.json", "config.yaml", "checkpoints/step-0/state.json"])
 def test_garbage_in_a_run_directory_is_named(finished, name, content, tmp_path):
