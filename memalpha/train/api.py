@@ -153,6 +153,8 @@ def _train_on_lists(
     callbacks: Callbacks,
 ) -> dict[str, Any]:
     """Write pairs to the run directory and train on them."""
+    if "data" in settings:
+        raise ConfigError(f"data: {caller} takes the pairs themselves: leave it out")
     for name in ("policy", "out"):
         check_path(name, settings[name], error=ConfigError)
     paths = {"policy": str(settings["policy"]), "out": Path(settings["out"])}

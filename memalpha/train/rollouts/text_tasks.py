@@ -44,7 +44,7 @@ def build_environment(config: TextConfig, rewards: Any = None, environment: Any 
     if rewards is None and not config.rewards:
         raise ConfigError(
             "rewards: nothing says what a reply is worth: name a part (rewards: [{kind: math}]), an environment, or "
-            "give functions in Python (memalpha.train(config, rewards=[...]))"
+            "give functions in Python (memalpha.train(config, rewards=[...])), also to resume"
         )
     items = config.rewards if rewards is None else rewards if isinstance(rewards, Sequence) else [rewards]
     parts = [read_part(part, f"rewards.{number}") for number, part in enumerate(items)]
@@ -103,7 +103,8 @@ class TextTaskSource(FileTasks[TextTask]):
         if tasks is not None and config.data is not None:
             raise ConfigError("tasks: data names tasks already; give one of the two")
         if self._name is None:
-            raise ConfigError("data: name the tasks (arithmetic, programs, gsm8k, math, a file, a folder, a hub id)")
+            names = "arithmetic, programs, gsm8k, math, a file, a folder, a hub id"
+            raise ConfigError(f"data: name the tasks ({names}), or give them in Python (tasks=), also to resume")
         if config.dataset.folder is not None and self._name not in HUB_SETS:
             raise ConfigError(f"data_folder: belongs to {', '.join(HUB_SETS)}; give the folder itself as data")
         if config.dataset.folder is not None and Path(config.dataset.folder).is_file():
@@ -115,10 +116,10 @@ class TextTaskSource(FileTasks[TextTask]):
         if eval_tasks is None and config.evaluation.data is not None:
             eval_tasks = self._load(config.evaluation.data, "test", config.evaluation.tasks)
         self._generator = None if tasks is not None else GENERATED.get(self._name)
+        for key in ("columns", "limit") if self._generator is not None or tasks is not None else ():
+            if getattr(config.dataset, key) and (key == "limit" or config.evaluation.data is None):
+                raise ConfigError(f"dataset.{key}: has no effect on {self._name}, which no file holds: leave it out")
         if self._generator is not None:
-            if config.dataset.columns or config.dataset.limit is not None:
-                key = "dataset.columns" if config.dataset.columns else "dataset.limit"
-                raise ConfigError(f"{key}: {self._name} is made here, without end: leave it out")
             self.validation = self._generator("train", HELD_OUT_SEED, 0, config.evaluation.validation_tasks)
             self.held_out = eval_tasks or self._generator("test", HELD_OUT_SEED, 0, config.evaluation.tasks)
         else:

@@ -151,7 +151,7 @@ class Callbacks:
     ) -> None:
         self.callbacks = [
             callback() if isinstance(callback, type) and issubclass(callback, TrainerCallback) else callback
-            for callback in callbacks
+            for callback in (callbacks if isinstance(callbacks, Iterable) else [callbacks])
         ]
         for callback in self.callbacks:
             if not isinstance(callback, TrainerCallback):

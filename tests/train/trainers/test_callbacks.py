@@ -66,7 +66,7 @@ def test_a_callback_stops_a_run_and_saves_and_the_same_command_resumes(small):
     settings = small(max_steps=3)
     assert train(settings, callbacks=[recorder])["stopped_by"] == "callback"
     assert ("save", 1) in recorder.events and ("save", 2) in recorder.events
-    resumed = train(settings, callbacks=[TrainerCallback])
+    resumed = train(settings, callbacks=TrainerCallback)
     assert resumed["steps"] == 3 and "stopped_by" not in resumed
 
 
@@ -90,6 +90,7 @@ def test_an_exception_of_the_users_function_keeps_the_trained_steps(small):
 def test_what_is_no_callback_is_refused_before_anything_starts(small, tmp_path):
     for hooks, message in (
         ({"callbacks": [print]}, "derive its class from transformers.TrainerCallback"),
+        ({"callbacks": print}, "<built-in function print> is none: derive its class"),
         ({"on_step": 3}, "on_step: give a function"),
     ):
         with pytest.raises(ConfigError, match=message):

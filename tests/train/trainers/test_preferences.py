@@ -130,6 +130,8 @@ def test_bad_calls_are_refused_and_leave_nothing_that_blocks(policy_path, tmp_pa
         train_on_preferences(PROMPTS, YES, YES, **settings)
     with pytest.raises(ConfigError, match=r"unknown key 'epoch' \(did you mean 'optimizer.epochs'"):
         train_on_preferences(PROMPTS, YES, NO, epoch=1, **settings)
+    with pytest.raises(ConfigError, match="data: train_on_preferences takes the pairs themselves"):
+        train_on_preferences(PROMPTS, YES, NO, data="pairs.jsonl", **settings)
     with pytest.raises(ConfigError, match=r"dpo\.beta: "):
         train_on_preferences(PROMPTS, YES, NO, dpo={"beta": 0}, **settings)
     assert train_on_preferences(PROMPTS, YES, NO, **settings)["steps"] == 4

@@ -209,8 +209,9 @@ def test_what_python_gives(text):
     ("changes", "given", "message"),
     [
         ({}, {"rewards": None}, "nothing says what a reply is worth"),
-        ({}, {"tasks": None}, "data: name the tasks"),
-        ({"data": "arithmetic", "limit": 3}, {"tasks": None}, "limit: arithmetic is made here"),
+        ({}, {"tasks": None}, "data: name the tasks .* in Python .*also to resume"),
+        ({"data": "arithmetic", "limit": 3}, {"tasks": None}, r"dataset\.limit: has no effect on arithmetic"),
+        ({"columns": {"prompt": "question"}}, {}, r"dataset\.columns: has no effect on tasks, which no file holds"),
         ({"data": "arithmetic"}, {}, "data names tasks already"),
         ({"environment": "no.such:Thing"}, {"rewards": None}, "environment: 'no.such:Thing' cannot be found"),
         ({"curriculum": {"order": ["easy", "x"]}}, {}, "'hard', the level of task"),
