@@ -233,8 +233,7 @@ class LossConfig(Config):
         default="sampled",
         description="denominator of the ratio: the sampler's record, or the learner's forward pass before the "
         "first update of a step (for sampler and learner of different precision or engine, as with dtype=bfloat16 and "
-        "all weights "
-        "trained: these are sampled in float32 unless sampling.dtype=bfloat16)",
+        "all weights trained: these are sampled in float32 unless sampling.dtype=bfloat16)",
     )
     importance_cap: PositiveFloat | None = Field(
         default=None,

@@ -196,7 +196,7 @@ def collect_results(study: StudyConfig) -> dict[str, Any]:
                 against.p if against.difference.interval else None,
             ],
             "figures": {figure: mean(numbers) for figure, numbers in values.items()},
-            "sampled_tokens": [sum(map(_count_tokens, _load_metrics(path))) for path in runs[name]],
+            "sampled_tokens": [sum(line["sampled_tokens"] for line in _load_metrics(path)) for path in runs[name]],
             "curve": [mean_and_deviation([interpolate(curve, budget) for curve in curves[name]]) for budget in budgets],
         }
     first = next(iter(summaries.values()))[0]
@@ -219,7 +219,7 @@ def validation_curve(run: Path) -> list[tuple[int, float]]:
     start = _load_summary(run)["start_validation"].get("validation_accuracy")
     tokens, curve = 0, [] if start is None else [(0, start)]
     for line in _load_metrics(run):
-        tokens += _count_tokens(line)
+        tokens += line["sampled_tokens"]
         if line.get("validation_accuracy") is not None:
             curve.append((tokens, line["validation_accuracy"]))
     return curve
@@ -230,12 +230,8 @@ def _load_summary(run: Path) -> dict[str, Any]:
 
 
 def _load_metrics(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-
-
-def _count_tokens(line: Mapping[str, Any]) -> int:
-    """Return the sampled tokens of a step; those it imitated where it samples none."""
-    return line.get("sampled_tokens", line["tokens"])
+    steps = map(json.loads, (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return [{"sampled_tokens": step["tokens"], **step} for step in steps]  # a supervised step has `tokens` alone
 
 
 def interpolate(curve: Sequence[tuple[int, float]], tokens: float) -> float:

@@ -94,9 +94,8 @@ def test_finished_runs_are_not_started_again_and_others_settings_are_refused(tmp
     for variant in study.variants:
         for seed in study.seeds:
             finished_run(study.run(variant, seed), 5, 100, [0.2])
-            (study.out / f"{variant}-{seed}.json").write_text(
-                json.dumps({"base": "demo", **study.overrides(variant, seed)})
-            )
+            settings = {"base": "demo", **study.overrides(variant, seed)}
+            (study.out / f"{variant}-{seed}.json").write_text(json.dumps(settings))
     lines: list[str] = []
     run_study(study, lines.append)
     assert not lines and (study.out / "study.md").exists()

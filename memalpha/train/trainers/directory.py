@@ -4,8 +4,6 @@
 `checkpoints/best` links to the step that validated best. The settings are written once; a resumed run must have the
 same. A finished run is not run again.
 
-One checkpoint's folder, and atomic writes of JSON and JSON Lines.
-
 A checkpoint holds weights and everything that resuming needs. Plain transformers loads the folder (config, safetensors
 weights, tokenizer). If only adapters train, it holds `adapter_config.json`, which names
 the base, and the adapters; peft loads it. In addition there are `value_head.safetensors` (if the algorithm has a value
@@ -189,10 +187,7 @@ CHANGEABLE_ON_RESUME = frozenset(
         *("data", "evaluation.data", "dataset.folder", "policy", "init_from", "evaluation.stop_below"),
     }
 )
-"""Settings that may change when a run is resumed; all others must stay as recorded.
-
-Data and policy may have moved: a run compares their content with what it began with.
-"""
+"""Settings that may change when a run is resumed. Of data and policy, which may have moved, the content must stay."""
 
 
 class RunDirectory:

@@ -155,9 +155,7 @@ class Callbacks:
         ]
         for callback in self.callbacks:
             if not isinstance(callback, TrainerCallback):
-                raise ConfigError(
-                    f"callbacks: {callback!r} is none: derive its class from transformers.TrainerCallback"
-                )
+                raise ConfigError(f"callbacks: {callback!r}: derive its class from transformers.TrainerCallback")
         if on_step is not None and not callable(on_step):
             raise ConfigError("on_step: give a function of one argument, the metrics of a step")
         self.on_step = on_step

@@ -378,9 +378,8 @@ class Trainer:
                     self.display.log(f"{out}: this run is finished; its summary is in {out / 'summary.json'}")
                     return summary
                 steps = self.world.run_on_main(directory.saved_steps)
-                policy = self.start.policy
                 if self.world.is_main:
-                    shared = {"model": policy.model, "processing_class": policy.tokenizer}
+                    shared = {"model": self.start.policy.model, "processing_class": self.start.policy.tokenizer}
                     self.callbacks.begin(self.config, steps[-1] if steps else 0, stop, **shared)
                 if steps:
                     self._resume(steps[-1], stop)

@@ -82,15 +82,12 @@ def test_an_exception_of_the_users_function_keeps_the_trained_steps(small):
     assert (settings.out / "checkpoints" / "step-1" / "state.json").is_file()
     stopped = json.loads((settings.out / "stopped.json").read_text())
     assert stopped["step"] == 1 and stopped["reason"].startswith("ValueError: mine")
-    lines: list[dict] = []
-    assert train(settings, on_step=lines.append)["steps"] == 2
-    assert [line["step"] for line in lines] == [1]
 
 
 def test_what_is_no_callback_is_refused_before_anything_starts(small, tmp_path):
     for hooks, message in (
         ({"callbacks": [print]}, "derive its class from transformers.TrainerCallback"),
-        ({"callbacks": print}, "<built-in function print> is none: derive its class"),
+        ({"callbacks": print}, "<built-in function print>: derive its class"),
         ({"on_step": 3}, "on_step: give a function"),
     ):
         with pytest.raises(ConfigError, match=message):

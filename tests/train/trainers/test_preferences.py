@@ -140,17 +140,6 @@ def test_bad_calls_are_refused_and_leave_nothing_that_blocks(policy_path, tmp_pa
 # ------------------------------------------------------------------------------------------------ command line and page
 
 
-def test_the_shipped_configuration_needs_data_alone():
-    settings = training_config("preferences", {"data": "prefs.jsonl", "dpo": {"beta": 0.05}})
-    assert (
-        isinstance(settings, PreferenceConfig)
-        and settings.dpo.beta == 0.05
-        and settings.optimizer.learning_rate == 1e-6
-    )
-    with pytest.raises(ConfigError, match="data: is required"):
-        training_config("preferences", {})
-
-
 @pytest.mark.parametrize(
     ("kind", "message"), [(PreferenceConfig, "asked no questions"), (RewardModelConfig, "trained a reward model")]
 )

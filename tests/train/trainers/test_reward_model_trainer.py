@@ -12,7 +12,7 @@ from run_kinds import NO, PROMPTS, YES, pair_rows, small_config
 from tiny import tiny_model, tiny_policy, tiny_tokenizer
 
 from memalpha import load_reward_model
-from memalpha.config import RewardModelConfig, build_config, training_config
+from memalpha.config import RewardModelConfig, build_config
 from memalpha.errors import ConfigError, DataError, TrainingError
 from memalpha.policy.reward_model import Head, add_reward_head, unwrap_peft
 from memalpha.train.api import train
@@ -176,11 +176,8 @@ def test_objectives_learn_from_pairs_of_their_own_and_from_ratings(judges, tmp_p
     rows += [
         {"prompt": p, "chosen": r, "rejected": c, "objective": "long"} for p, c, r in zip(PROMPTS, YES, NO, strict=True)
     ]
-    rows += [
-        {"prompt": p, "completion": c, "scores": {"worth": number % 2}}
-        for p, texts in ((PROMPTS, YES),)
-        for number, (p, c) in enumerate(zip(p, texts, strict=True))
-    ]
+    ratings = enumerate(zip(PROMPTS, YES, strict=True))
+    rows += [{"prompt": p, "completion": c, "scores": {"worth": number % 2}} for number, (p, c) in ratings]
     data = written(tmp_path / "objectives.jsonl", rows)
     changes = {"objectives": {"kind": 1.0, "long": 0.25, "worth": 0.0}, "epochs": 5, "pooling": "mean"}
     settings = judges(data=str(data), eval_data=str(data), validate_every=100, save_every=100, **changes)
@@ -227,8 +224,3 @@ def test_refusals(judges, tmp_path):
         train(judges(data=str(written(tmp_path / "a.jsonl", rows)), objectives={"a": 1, "b": 1}))
     with pytest.raises(ConfigError, match=r"lora\.target_modules: score is the head"):
         train(judges(lora={"target_modules": ["score"]}))
-
-
-def test_the_shipped_configuration_scores_the_last_token():
-    shipped = training_config("reward", {"data": "pairs.jsonl"})
-    assert isinstance(shipped, RewardModelConfig) and shipped.pooling == "last"

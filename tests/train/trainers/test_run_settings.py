@@ -40,10 +40,6 @@ def finished(policy_path, tmp_path_factory):
 def test_refusals(small, tmp_path):
     with pytest.raises(PolicyError, match="no weights"):
         train(small(policy="scripted:oracle"))
-    with pytest.raises(ConfigError, match="group_size"):
-        train(small(), group_size=1)
-    with pytest.raises(ConfigError, match="no configuration"):
-        train("nothing-of-the-kind")
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(DataError):
         train(small(data=str(tmp_path / "empty.jsonl")))

@@ -92,9 +92,7 @@ def test_a_run_writes_what_is_promised(supervised):
     assert summary["tokens"] == sum(line["tokens"] for line in metrics)
     assert (summary["rows"], summary["validation_rows"]) == (18, 2)
     best = load_policy(run / "checkpoints" / "best")
-    assert best.name.endswith("best") and memalpha.train(settings) == summary, "a finished run is not run again"
-    page = write_report(run).read_text()
-    assert "Cross-entropy" in page and "imitates" in page
+    assert best.name.endswith("best") and "Cross-entropy" in write_report(run).read_text()
 
 
 # ---------------------------------------------------------------------------------------------------------- sources
@@ -160,10 +158,8 @@ def test_rows_and_accuracy_of_the_validation_tasks_validate(supervised, tmp_path
     settings = supervised(
         source=str(path), data=str(tmp_path / "tasks.jsonl"), evaluate=True, eval_tasks=1, agent=agent
     )
-    start = train(settings)["start_validation"]
-    assert (
-        {"validation_accuracy", "validation_loss"} <= start.keys() <= lines(settings.out / "metrics.jsonl")[-1].keys()
-    )
+    start = train(settings)["start_validation"].keys()
+    assert {"validation_accuracy", "validation_loss"} <= start <= lines(settings.out / "metrics.jsonl")[-1].keys()
     state = json.loads((settings.out / "checkpoints" / "best" / "state.json").read_text())
     assert state["best"]["score"] >= 0, "an accuracy, not minus a loss"
     validating, imitated = (
@@ -197,18 +193,9 @@ def test_rows_that_are_gone_are_named(supervised):
         train(settings, max_steps=4)
 
 
-def test_the_configuration_says_which_run_it_is(supervised, small, tmp_path):
-    assert isinstance(training_config("sft"), SFTConfig) and isinstance(training_config("demo"), TrainConfig)
-    assert isinstance(training_config("sft", {"seed": 3}), SFTConfig)
-    assert training_config(supervised(), {"seed": 3}).seed == 3
+def test_epochs_and_steps_replace_each_other(supervised):
     assert supervised(epochs=3, max_steps=99).max_steps == 99, "how long it is, the rows say"
     by_rows = training_config(supervised(), {"epochs": 3})
-    assert isinstance(by_rows, SFTConfig) and (by_rows.optimizer.epochs, by_rows.optimizer.schedule_steps) == (3, 50)
-    by_steps = training_config(by_rows, {"schedule_steps": 7})
-    assert isinstance(by_steps, SFTConfig) and (by_steps.optimizer.epochs, by_steps.optimizer.schedule_steps) == (
-        None,
-        7,
-    )
-    train(supervised(max_steps=0))
-    written = training_config(supervised().out / "config.yaml")
-    assert isinstance(written, SFTConfig) and written.model_dump() == supervised(max_steps=0).model_dump()
+    assert (by_rows.optimizer.epochs, by_rows.optimizer.schedule_steps) == (3, 50)
+    by_steps = training_config(by_rows, {"schedule_steps": 7}).optimizer
+    assert (by_steps.epochs, by_steps.schedule_steps) == (None, 7)

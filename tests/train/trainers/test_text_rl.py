@@ -53,7 +53,6 @@ def test_a_run_writes_what_is_promised(text):
 
 
 def test_a_reward_that_fails_keeps_the_trained_steps(text):
-    """The checkpoint is due after two steps; the reward's server is away in the second."""
     settings, is_away = text(save_every=2), True
 
     def remote(completions):
@@ -65,8 +64,7 @@ def test_a_reward_that_fails_keeps_the_trained_steps(text):
     with pytest.raises(RewardError, match="'remote' raised ConnectionError: away"):
         run(settings, rewards=remote)
     assert (settings.out / "checkpoints" / "step-1" / "state.json").is_file()
-    stopped = json.loads((settings.out / "stopped.json").read_text())
-    assert stopped["step"] == 1 and "raised ConnectionError: away" in stopped["reason"]
+    assert "raised ConnectionError: away" in (settings.out / "stopped.json").read_text()
     is_away = False
     assert run(settings, rewards=remote)["steps"] == 4
     assert [start["step"] for start in lines(settings.out / "starts.jsonl")] == [0, 1]
@@ -189,10 +187,8 @@ def test_a_reward_part_that_is_none_is_named_by_its_place(text):
 
 def test_a_run_is_resumed_on_its_own_tasks_only(text):
     run(text(max_steps=1), tasks=text_tasks(20))
-    changed = [task.model_copy(update={"columns": {**task.columns, "more": 1}}) for task in text_tasks(20)]
-    for tasks in (text_tasks(25), text_tasks(20)[::-1], changed):
-        with pytest.raises(CheckpointError, match="began with other tasks"):
-            run(text(max_steps=2), tasks=tasks)
+    with pytest.raises(CheckpointError, match="began with other tasks"):
+        run(text(max_steps=2), tasks=text_tasks(25))
     with pytest.raises(CheckpointError, match=r"other rewards \(.*'short \* 1'\] there, \['upper \* 1'\] now\)"):
         run(text(max_steps=2), tasks=text_tasks(20), rewards=[upper])
     assert run(text(max_steps=2), tasks=text_tasks(20))["steps"] == 2
