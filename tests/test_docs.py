@@ -184,6 +184,8 @@ def test_commands_have_help_with_an_example(name: str) -> None:
     help_text = _commands()[name].callback.__doc__ or ""
     [example] = re.findall(r"Example: (memalpha .*)", help_text)
     assert example.startswith(f"memalpha {name}") and len(shlex.split(example)) >= 2
+    callback: Any = _commands()[name].callback
+    assert callback.descriptions.keys() <= callback.__signature__.parameters.keys(), "Args has names that are none"
 
 
 def test_links_lead_somewhere() -> None:

@@ -32,12 +32,10 @@ if TYPE_CHECKING:
 
 def audit(
     store: StoreFile,
-    queries: Annotated[
-        Path | None, Option(metavar="FILE", help="Queries to try: one per line, or a task file (.jsonl).")
-    ] = None,
-    k: Annotated[int, Option("-k", min=1, help="An entry counts as retrieved among the first K hits.")] = 10,
-    limit: Annotated[int, Option(min=1, help="Findings, and entries per finding, to print (--json prints all).")] = 20,
-    namespace: Annotated[str | None, Option(help="Audit only this namespace (default: all).")] = None,
+    queries: Annotated[Path | None, Option(metavar="FILE")] = None,
+    k: Annotated[int, Option("-k", min=1)] = 10,
+    limit: Annotated[int, Option(min=1)] = 20,
+    namespace: str | None = None,
     embedder: EmbedderName = None,
 ) -> Result:
     """Look for problems in the content of STORE.
@@ -46,6 +44,12 @@ def audit(
     query retrieves, and entries without an origin. Nothing is changed.
 
     Example: memalpha audit ana.db --queries questions.txt --json
+
+    Args:
+        queries: Queries to try: one per line, or a task file (.jsonl).
+        k: An entry counts as retrieved among the first K hits.
+        limit: Findings, and entries per finding, to print (--json prints all).
+        namespace: Audit only this namespace (default: all).
 
     Raises:
         DataError: The file of queries cannot be read.
@@ -68,9 +72,9 @@ def audit(
 
 def consolidate(
     store: StoreFile,
-    policy: Annotated[str | None, Option(help="A model that decides what rules cannot (default: rules alone).")] = None,
-    apply: Annotated[bool, Option("--apply", help="Write the changes (default: only list them).")] = False,
-    undo: Annotated[bool, Option("--undo", help="Undo the last consolidation, in one step.")] = False,
+    policy: str | None = None,
+    apply: bool = False,
+    undo: bool = False,
     settings: WriterSettings = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -82,6 +86,11 @@ def consolidate(
     decides the rest, dates such as "yesterday" among it. Raw turns stay as they were said.
 
     Example: memalpha consolidate ana.db --policy openai:gpt-4o-mini
+
+    Args:
+        policy: A model that decides what rules cannot (default: rules alone).
+        apply: Write the changes (default: only list them).
+        undo: Undo the last consolidation, in one step.
 
     Raises:
         ConfigError: A setting does not fit, or the policy cannot consolidate.
@@ -115,17 +124,16 @@ def consolidate(
     return Result(result, "\n".join(lines))
 
 
-def doctor(
-    store: StoreFile,
-    repair: Annotated[bool, Option("--repair", help="Rebuild from the log what differs from it.")] = False,
-    embedder: EmbedderName = None,
-) -> Result:
+def doctor(store: StoreFile, repair: bool = False, embedder: EmbedderName = None) -> Result:
     """Check the file and the log of STORE, and repair them.
 
     Compares stored versions and vectors with those that the log gives. Exits with 1 if there are problems, or if some
     remain after --repair.
 
     Example: memalpha doctor ana.db --repair
+
+    Args:
+        repair: Rebuild from the log what differs from it.
 
     Raises:
         StoreError: There is no store, or it cannot be opened.
@@ -140,12 +148,7 @@ def doctor(
     return Result(health, "\n".join(lines), failed_if(health.problems))
 
 
-def check_policy(
-    policy: Annotated[
-        str, Argument(metavar="NAME", help="A policy: smol, a directory, a hub id, a run directory, an endpoint.")
-    ],
-    settings: WriterSettings = None,
-) -> Result:
+def check_policy(policy: Annotated[str, Argument(metavar="NAME")], settings: WriterSettings = None) -> Result:
     """Check that a model can write a memory, before anything is trained or read.
 
     Renders a prompt with the memory tools, writes two calls in the model's own form and reads them back through its
@@ -153,6 +156,9 @@ def check_policy(
     the policy cannot work.
 
     Example: memalpha check-policy Qwen/Qwen3-4B --set max_new_tokens=512
+
+    Args:
+        policy: A policy: smol, a directory, a hub id, a run directory, an endpoint.
 
     Raises:
         ConfigError: A setting does not fit.

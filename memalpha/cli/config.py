@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel
-from typer import Argument, Option
+from typer import Argument
 
 from memalpha import config as configs  # whose names are imported when they are asked for
 from memalpha.cli.options import Result
@@ -27,20 +27,17 @@ def kinds() -> dict[str, type[BaseModel]]:
     }
 
 
-def config(
-    name: Annotated[
-        str | None, Argument(metavar="[NAME]", help="A shipped configuration or a YAML file; none lists them.")
-    ] = None,
-    keys: Annotated[
-        bool, Option("--keys", help="Print every setting: type, default, meaning, and the value in NAME.")
-    ] = False,
-) -> Result:
+def config(name: Annotated[str | None, Argument()] = None, keys: bool = False) -> Result:
     """Show shipped configurations and their settings.
 
     Without NAME it lists the configurations; with --keys alone, every setting of a training run. With NAME it prints
     that configuration as a run would record it.
 
     Example: memalpha config demo --keys
+
+    Args:
+        name: A shipped configuration or a YAML file; none lists them.
+        keys: Print every setting: type, default, meaning, and the value in NAME.
 
     Raises:
         ConfigError: There is no configuration of that name, or it does not fit.

@@ -59,14 +59,15 @@ HeldOut = Annotated[
 ]
 
 
-def list_(
-    name: Annotated[str | None, Argument(metavar="[NAME]", help="Show only this data set, in detail.")] = None,
-) -> Result:
+def list_(name: Annotated[str | None, Argument()] = None) -> Result:
     """List data sets and how to get them.
 
     With a NAME: source, licence, files with their checksums, variants, options, counts, known faults.
 
     Example: memalpha data list locomo
+
+    Args:
+        name: Show only this data set, in detail.
     """
     infos = list_data_sets() if name is None else [get_data_set(name)]
     values = [{**to_json_value(info), "options": loader_options(info.name)} for info in infos]
@@ -87,11 +88,11 @@ def list_(
 
 def prepare(
     name: Name,
-    out: Annotated[Path, Argument(metavar="OUT", help="The task file to write (JSON Lines).")],
+    out: Path,
     overrides: DataOptions = None,
-    data: Annotated[Path | None, Option(help="The same as data=PATH.")] = None,
-    limit: Annotated[int | None, Option(min=1, help="Only the first tasks.")] = None,
-    seed: Annotated[int | None, Option(help="Seed of a data set that is generated or sampled.")] = None,
+    data: Path | None = None,
+    limit: Annotated[int | None, Option(min=1)] = None,
+    seed: int | None = None,
     held_out: HeldOut = None,
 ) -> Result:
     """Convert a data set to a task file.
@@ -100,6 +101,12 @@ def prepare(
     tasks, chunks and questions.
 
     Example: memalpha data prepare locomo locomo.jsonl data=locomo10.json
+
+    Args:
+        out: The task file to write (JSON Lines).
+        data: The same as data=PATH.
+        limit: Only the first tasks.
+        seed: Seed of a data set that is generated or sampled.
 
     Raises:
         ConfigError: An option is given twice.
@@ -150,14 +157,9 @@ def check(name: Name, overrides: DataOptions = None) -> Result:
 
 
 def overlap(
-    train: Annotated[str, Argument(metavar="TRAIN", help="The training set: a name or a task file.")],
-    test: Annotated[str, Argument(metavar="TEST", help="The test set.")],
-    overrides: Annotated[
-        list[str] | None,
-        Argument(
-            metavar="[KEY=VALUE]...", help="train.data=PATH, test.variant=… (as above); n=13, common=10, examples=20."
-        ),
-    ] = None,
+    train: str,
+    test: str,
+    overrides: Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]...")] = None,
 ) -> Result:
     """Find the overlap of a training set with a test set: shared questions, passages and n-grams.
 
@@ -165,6 +167,11 @@ def overlap(
     if there are any.
 
     Example: memalpha data overlap trec trec train.data=trec train.split=train test.data=trec
+
+    Args:
+        train: The training set: a name or a task file.
+        test: The test set.
+        overrides: train.data=PATH, test.variant=… (as above); n=13, common=10, examples=20.
 
     Raises:
         ConfigError: An option does not fit.
@@ -217,22 +224,14 @@ def _load_options(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def write(
     name: Name,
-    policy: Annotated[str, Option(help="The teacher: openai:MODEL, an endpoint, a run, a model.")],
-    out: Annotated[Path, Option(help="File of the rows (.jsonl); the same command resumes.")],
+    policy: Annotated[str, Option()],
+    out: Annotated[Path, Option()],
     overrides: DataOptions = None,
-    best_of: Annotated[int, Option(min=1, help="Attempts at each conversation; the best one is kept.")] = 1,
-    temperature: Annotated[
-        float | None, Option(min=0, help="Sampling temperature (default: 0 for one attempt, 0.7 for several).")
-    ] = None,
-    student: Annotated[
-        str | None, Option(help="The policy that learns from the rows, for its prompt style: smol, tiny, a run.")
-    ] = None,
-    reader: Annotated[
-        str | None, Option(help="Who answers: extractive, copy, or a policy (default: the teacher itself).")
-    ] = None,
-    metric: Annotated[
-        Literal["contains", "exact", "f1", "question"], Option(help="How answers are scored.")
-    ] = "contains",
+    best_of: Annotated[int, Option(min=1)] = 1,
+    temperature: Annotated[float | None, Option(min=0)] = None,
+    student: str | None = None,
+    reader: str | None = None,
+    metric: Literal["contains", "exact", "f1", "question"] = "contains",
     settings: WriterSettings = None,
     price: Price = None,
 ) -> Result:
@@ -243,6 +242,15 @@ def write(
     data=TASKS source=OUT.
 
     Example: memalpha data write mine.jsonl --policy openai:gpt-5-mini --best-of 4 --student smol --out rows.jsonl
+
+    Args:
+        policy: The teacher: openai:MODEL, an endpoint, a run, a model.
+        out: File of the rows (.jsonl); the same command resumes.
+        best_of: Attempts at each conversation; the best one is kept.
+        temperature: Sampling temperature (default: 0 for one attempt, 0.7 for several).
+        student: The policy that learns from the rows, for its prompt style: smol, tiny, a run.
+        reader: Who answers: extractive, copy, or a policy (default: the teacher itself).
+        metric: How answers are scored.
 
     Raises:
         ConfigError: A setting does not fit.
@@ -308,22 +316,14 @@ def write(
 
 def ask(
     name: Name,
-    policy: Annotated[str, Option(help="The model that asks: openai:MODEL, an endpoint, a model.")],
-    out: Annotated[Path, Option(help="The task file (.jsonl) with questions; the same command resumes.")],
+    policy: Annotated[str, Option()],
+    out: Annotated[Path, Option()],
     overrides: DataOptions = None,
-    per_chunk: Annotated[int, Option(min=1, help="Most questions of a chunk.")] = 3,
-    split: Annotated[
-        int | None, Option(min=1, help="Cut long conversations into tasks of at most this many chunks.")
-    ] = None,
-    reader: Annotated[
-        str | None, Option(help="Who answers again to test the questions (default: the same model).")
-    ] = None,
-    metric: Annotated[
-        Literal["contains", "exact", "f1"], Option(help="How an answer is compared with the question's.")
-    ] = "contains",
-    thinking_tokens: Annotated[
-        int, Option(min=0, help="Room for thoughts before each reply, for a model that thinks.")
-    ] = 0,
+    per_chunk: Annotated[int, Option(min=1)] = 3,
+    split: Annotated[int | None, Option(min=1)] = None,
+    reader: str | None = None,
+    metric: Literal["contains", "exact", "f1"] = "contains",
+    thinking_tokens: Annotated[int, Option(min=0)] = 0,
     held_out: HeldOut = None,
     price: Price = None,
 ) -> Result:
@@ -336,6 +336,15 @@ def ask(
     WhatsApp, Telegram, Discord, ChatGPT or Claude is read as it is.
 
     Example: memalpha data ask chat.txt --policy openai:gpt-5-mini --split 8 --out train.jsonl --held-out held-out.jsonl
+
+    Args:
+        policy: The model that asks: openai:MODEL, an endpoint, a model.
+        out: The task file (.jsonl) with questions; the same command resumes.
+        per_chunk: Most questions of a chunk.
+        split: Cut long conversations into tasks of at most this many chunks.
+        reader: Who answers again to test the questions (default: the same model).
+        metric: How an answer is compared with the question's.
+        thinking_tokens: Room for thoughts before each reply, for a model that thinks.
 
     Raises:
         ConfigError: A setting does not fit.

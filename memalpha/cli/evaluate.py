@@ -19,12 +19,7 @@ if TYPE_CHECKING:
     from memalpha.qa.compare import ComparedSystem, Comparison
 
 
-def evaluate(
-    config: Annotated[
-        str, Argument(metavar="CONFIG", help="A configuration's name or file, a data set, or a run directory.")
-    ],
-    overrides: Overrides = None,
-) -> Result:
+def evaluate(config: str, overrides: Overrides = None) -> Result:
     """Evaluate memory systems, or a policy's replies to prompts.
 
     After Ctrl-C the same command resumes with the systems that are left, if out=DIR is set.
@@ -35,6 +30,9 @@ def evaluate(
     policy=NAME evaluates another policy on them.
 
     Example: memalpha eval locomo data=locomo10.json systems=empty,rag,my.module:Memory reader.kind=copy
+
+    Args:
+        config: A configuration's name or file, a data set, or a run directory.
 
     Raises:
         ConfigError: A setting does not fit.
@@ -95,25 +93,13 @@ def evaluate(
 
 
 def compare(
-    runs: Annotated[
-        list[str],
-        Argument(metavar="RUN RUN...", help="Directories of evaluations or runs; A,B,C are seeds of one system."),
-    ],
-    baseline: Annotated[
-        str | None, Option(help="System that the others are compared with (default: the first).")
-    ] = None,
-    system: Annotated[
-        list[str] | None,
-        Option(metavar="NAME", help="Of runs with several systems only this one, such as after; may be repeated."),
-    ] = None,
-    common: Annotated[bool, Option("--common", help="Only the questions that all systems answered.")] = False,
-    value: Annotated[
-        Literal["score", "correct"], Option(help="Average the scores, or the share that is correct.")
-    ] = "score",
-    out: Annotated[
-        Path | None, Option(metavar="FILE", help="Also write the table: .json, .csv or .md (Markdown).")
-    ] = None,
-    seed: Annotated[int, Option(help="Seed of the bootstrap.")] = 0,
+    runs: Annotated[list[str], Argument(metavar="RUN RUN...")],
+    baseline: str | None = None,
+    system: Annotated[list[str] | None, Option(metavar="NAME")] = None,
+    common: bool = False,
+    value: Literal["score", "correct"] = "score",
+    out: Annotated[Path | None, Option(metavar="FILE")] = None,
+    seed: int = 0,
 ) -> Result:
     """Compare evaluations on the same questions, by ability.
 
@@ -122,6 +108,15 @@ def compare(
     different questions need --common.
 
     Example: memalpha compare runs/grpo runs/rloo --system after --out writer.md
+
+    Args:
+        runs: Directories of evaluations or runs; A,B,C are seeds of one system.
+        baseline: System that the others are compared with (default: the first).
+        system: Of runs with several systems only this one, such as after; may be repeated.
+        common: Only the questions that all systems answered.
+        value: Average the scores, or the share that is correct.
+        out: Also write the table: .json, .csv or .md (Markdown).
+        seed: Seed of the bootstrap.
 
     Raises:
         DataError: A run has no records or no such system, or `out` cannot be written.
@@ -156,16 +151,9 @@ def _as_json(comparison: Comparison) -> str:
 
 
 def check_judge(
-    labels: Annotated[
-        Path | None,
-        Argument(metavar="[LABELS]", help="Labelled items (.jsonl). [default: those shipped with memalpha]"),
-    ] = None,
-    judge: Annotated[
-        list[str], Option(metavar="NAME", help="http://HOST/v1#MODEL, openai:MODEL, or a model; may be repeated.")
-    ] = ...,  # type: ignore[assignment]
-    overrides: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Keys of JudgeConfig; dots for nested keys.")
-    ] = None,
+    judge: Annotated[list[str], Option(metavar="NAME")],
+    labels: Annotated[Path | None, Argument()] = None,
+    overrides: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE")] = None,
 ) -> Result:
     """Measure how far a judge agrees with known labels.
 
@@ -173,6 +161,11 @@ def check_judge(
     on, and its cost. The shipped items cover every template, vague answers above all.
 
     Example: memalpha judge check --judge http://localhost:8000/v1#my-model --set endpoint.cache=answers.sqlite
+
+    Args:
+        labels: Labelled items (.jsonl). [default: those shipped with memalpha]
+        judge: http://HOST/v1#MODEL, openai:MODEL, or a model; may be repeated.
+        overrides: Keys of JudgeConfig; dots for nested keys.
 
     Raises:
         DataError: The labels cannot be read.

@@ -21,12 +21,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, NoReturn, cast, get_args, get_origin
 
 import typer
 from pydantic import ValidationError
-from typer import Option
+from typer import Argument, Option
 from typer.core import TyperCommand, TyperGroup
+from typer.models import ArgumentInfo
 
 from memalpha import __version__
 from memalpha.arguments import check_path
@@ -88,21 +89,48 @@ def _common(
     """Train, evaluate and use memory agents."""
 
 
-class _PrintsResult:
-    """Function of a command that returns a `Result`, with the option `--json`; its signature is read when it runs."""
+class _Callback:
+    """Function of a command for typer; its signature is read when it runs.
+
+    The help of an argument or option stands in the function's docstring, under Args. An argument is called by its name
+    in capitals unless `Argument` names it. A flag has no opposite. A function that returns a `Result` has `--json`.
+    """
 
     def __init__(self, command: Callable[..., Result | None]) -> None:
         functools.update_wrapper(self, command)
         self.command = command
+        self.returns_result = command.__annotations__["return"] != "None"
+        about, _, descriptions = inspect.cleandoc(command.__doc__ or "").partition("\n\nArgs:\n")
+        self.help = about.partition("\n\nRaises:")[0]  # that is for readers of the code
+        names_and_texts = re.split(r"^    (\w+): ", descriptions.partition("\n\n")[0], flags=re.MULTILINE)[1:]
+        self.descriptions = {
+            name: " ".join(text.split()) for name, text in zip(names_and_texts[::2], names_and_texts[1::2], strict=True)
+        }
 
     @property
     def __signature__(self) -> inspect.Signature:
         signature = inspect.signature(self.command, eval_str=True)
-        as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
-        parameters = [as_json, *signature.parameters.values()]  # it precedes those that are keyword-only
+        parameters = [self._describe(parameter) for parameter in signature.parameters.values()]
+        if self.returns_result:
+            as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
+            parameters.insert(0, as_json)  # it precedes those that are keyword-only
         return signature.replace(parameters=sorted(parameters, key=lambda parameter: parameter.kind))
 
-    def __call__(self, *, as_json: bool, **options: Any) -> None:
+    def _describe(self, parameter: inspect.Parameter) -> inspect.Parameter:
+        """Return a parameter with its help, as typer reads it."""
+        annotation = parameter.annotation
+        kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        is_required = parameter.default is parameter.empty
+        info = copy.copy(metadata[0]) if metadata else Argument() if is_required else Option()
+        info.help = self.descriptions.get(parameter.name, info.help)
+        if isinstance(info, ArgumentInfo):
+            name = parameter.name.upper()
+            info.metavar = info.metavar or (name if is_required else f"[{name}]")
+        elif kind is bool and info.default is ...:  # typer takes the first name of `Option` for a default
+            info.param_decls = ("--" + parameter.name.replace("_", "-"),)
+        return parameter.replace(annotation=Annotated[kind, info])
+
+    def __call__(self, *, as_json: bool = False, **options: Any) -> None:
         result = self.command(**options)
         if result is not None:
             print_result(result, as_json)
@@ -194,12 +222,10 @@ def _register(
     group: typer.Typer, commands: Mapping[str, Callable[..., Result | None]], panel: str | None = None
 ) -> None:
     for name, command in commands.items():
+        callback = _Callback(command)
         takes_settings = group is app and "overrides" in inspect.signature(command).parameters
-        text = inspect.cleandoc(command.__doc__ or "").partition("\n\nRaises:")[0]  # that is for readers of the code
         kind = _SettingsCommand if takes_settings else _Command
-        returns_result = command.__annotations__["return"] != "None"
-        callback = _PrintsResult(command) if returns_result else command
-        group.command(name, cls=kind, help=text, rich_help_panel=panel)(callback)
+        group.command(name, cls=kind, help=callback.help, rich_help_panel=panel)(callback)
 
 
 for _panel, _commands in _COMMANDS.items():

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, Option
+from typer import Option
 
 from memalpha.arguments import counted
 from memalpha.cli.options import (
@@ -45,34 +45,21 @@ _MAX_LISTED = 20  # failed conversations that the summary lists
 
 def read(
     store: StoreFile,
-    file: Annotated[Path, Argument(metavar="FILE", help="Text, chat messages (.json, .jsonl) or tasks; - is stdin.")],
-    policy: Annotated[str, Option(help="The writer: add_all, smol, tiny, a run, an endpoint, a hub id.")],
+    file: Path,
+    policy: Annotated[str, Option()],
     schema: SchemaName = None,
     embedder: EmbedderName = None,
-    speaker: Annotated[
-        str | None, Option(help="Who said or wrote the text (default: its labels and messages).")
-    ] = None,
-    timestamp: Annotated[str | None, Option(help="ISO date of the text, or of messages without one.")] = None,
-    chunk_size: Annotated[int, Option("--chunk", min=1, help="Maximum characters of a chunk.")] = DEFAULT_CHUNK_SIZE,
+    speaker: str | None = None,
+    timestamp: str | None = None,
+    chunk_size: Annotated[int, Option("--chunk", min=1)] = DEFAULT_CHUNK_SIZE,
     instructions: Instructions = None,
     settings: WriterSettings = None,
     namespace: Namespace = DEFAULT_NAMESPACE,
-    namespaces: Annotated[
-        Literal["task"] | None,
-        Option(help="task: each task of a task file is a conversation, in the namespace of its id."),
-    ] = None,
-    workers: Annotated[
-        int | None, Option(min=1, help="Processes that read conversations (with --namespaces; default: 1).")
-    ] = None,
-    shard: Annotated[
-        str | None, Option(metavar="I/M", help="Read shard I of M, from 0/M to M-1/M (with --namespaces).")
-    ] = None,
-    on: Annotated[
-        str | None, Option(metavar="ADDRESS", help="Workers on Ray: ray://HOST:PORT, or ray for this machine.")
-    ] = None,
-    max_errors: Annotated[
-        int | None, Option(min=1, help="Failed conversations after which reading stops (default: 100).")
-    ] = None,
+    namespaces: Literal["task"] | None = None,
+    workers: Annotated[int | None, Option(min=1)] = None,
+    shard: Annotated[str | None, Option(metavar="I/M")] = None,
+    on: Annotated[str | None, Option(metavar="ADDRESS")] = None,
+    max_errors: Annotated[int | None, Option(min=1)] = None,
 ) -> Result:
     """Write a text, chat messages or many conversations into STORE with a policy.
 
@@ -82,6 +69,18 @@ def read(
     what is missing. The exit code is 1 if a conversation failed.
 
     Example: memalpha read ana.db chat.txt --policy add_all --timestamp 2024-05-01
+
+    Args:
+        file: Text, chat messages (.json, .jsonl) or tasks; - is stdin.
+        policy: The writer: add_all, smol, tiny, a run, an endpoint, a hub id.
+        speaker: Who said or wrote the text (default: its labels and messages).
+        timestamp: ISO date of the text, or of messages without one.
+        chunk_size: Maximum characters of a chunk.
+        namespaces: task: each task of a task file is a conversation, in the namespace of its id.
+        workers: Processes that read conversations (with --namespaces; default: 1).
+        shard: Read shard I of M, from 0/M to M-1/M (with --namespaces).
+        on: Workers on Ray: ray://HOST:PORT, or ray for this machine.
+        max_errors: Failed conversations after which reading stops (default: 100).
 
     Raises:
         ConfigError: A setting does not fit, or the writer cannot use it.

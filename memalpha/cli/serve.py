@@ -36,44 +36,19 @@ KeysFile = Annotated[
 
 def serve(
     store: StoreFile,
-    policy: Annotated[str | None, Option(help="The writer: a run, a directory, a hub id, smol, tiny, add_all.")] = None,
-    mcp: Annotated[bool, Option("--mcp", help="Serve MCP on stdin and stdout, or at /mcp with --http.")] = False,
-    http: Annotated[
-        str | None, Option(metavar="HOST:PORT", help="Serve HTTP, as on 127.0.0.1:8765 (port 0: any free one).")
-    ] = None,
-    token_file: Annotated[
-        Path | None, Option(metavar="FILE", help="File with the token that requests need (or set MEMALPHA_TOKEN).")
-    ] = None,
-    keys: Annotated[
-        Path | None, Option(metavar="FILE", help="Keys of `memalpha keys`; by default STORE.keys, if there is one.")
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Host name that a proxy in front passes on; repeat for more.")
-    ] = None,
-    log_requests: Annotated[
-        bool, Option("--log-requests", help="Write one JSON line for each HTTP request to stderr.")
-    ] = False,
-    otel: Annotated[
-        bool, Option("--otel", help="Send spans of requests, store and model by OpenTelemetry (see OTEL_*).")
-    ] = False,
-    page_edits: Annotated[
-        bool, Option("--page-edits", help="Let readers of the page edit and review, by the rights of their keys.")
-    ] = False,
-    read_only: Annotated[
-        bool, Option("--read-only", help="Allow only search, list and ask; no policy needed.")
-    ] = False,
-    chunk_size: Annotated[
-        int, Option("--chunk", min=1, help="Maximum characters that the writer reads at once.")
-    ] = 4000,
+    policy: str | None = None,
+    mcp: bool = False,
+    http: Annotated[str | None, Option(metavar="HOST:PORT")] = None,
+    token_file: Annotated[Path | None, Option(metavar="FILE")] = None,
+    keys: Annotated[Path | None, Option(metavar="FILE")] = None,
+    allow_host: Annotated[list[str] | None, Option(metavar="NAME")] = None,
+    log_requests: bool = False,
+    otel: bool = False,
+    page_edits: bool = False,
+    read_only: bool = False,
+    chunk_size: Annotated[int, Option("--chunk", min=1)] = 4000,
     instructions: Instructions = None,
-    settings: Annotated[
-        list[str] | None,
-        Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A key of AgentConfig, as in a run's agent, reader.KEY of ReaderConfig or trust.KEY of TrustConfig.",
-        ),
-    ] = None,
+    settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE")] = None,
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -85,6 +60,20 @@ def serve(
     or keys. Ctrl-C stops the server.
 
     Example: memalpha serve ana.db --policy tiny --mcp --http 127.0.0.1:8765
+
+    Args:
+        policy: The writer: a run, a directory, a hub id, smol, tiny, add_all.
+        mcp: Serve MCP on stdin and stdout, or at /mcp with --http.
+        http: Serve HTTP, as on 127.0.0.1:8765 (port 0: any free one).
+        token_file: File with the token that requests need (or set MEMALPHA_TOKEN).
+        keys: Keys of `memalpha keys`; by default STORE.keys, if there is one.
+        allow_host: Host name that a proxy in front passes on; repeat for more.
+        log_requests: Write one JSON line for each HTTP request to stderr.
+        otel: Send spans of requests, store and model by OpenTelemetry (see OTEL_*).
+        page_edits: Let readers of the page edit and review, by the rights of their keys.
+        read_only: Allow only search, list and ask; no policy needed.
+        chunk_size: Maximum characters that the writer reads at once.
+        settings: A key of AgentConfig, as in a run's agent, reader.KEY of ReaderConfig or trust.KEY of TrustConfig.
 
     Raises:
         ConfigError: Options exclude each other, or an address does not fit.
@@ -156,20 +145,23 @@ def serve(
 
 def add_key(
     store: StoreName,
-    name: Annotated[str, Argument(metavar="NAME", help="Who uses the key, such as chat-app.")],
-    right: Annotated[
-        list[str] | None, Option(help="read, write, read-with-model, review, erase or admin (all); repeat for more.")
-    ] = None,
-    namespace: Annotated[
-        list[str] | None, Option(help="A namespace, or a prefix that ends in *; repeat for more.")
-    ] = None,
-    requests_per_minute: Annotated[int | None, Option(help="Quota of requests.")] = None,
-    bytes_per_day: Annotated[int | None, Option(help="Quota of the bodies of writing requests.")] = None,
+    name: str,
+    right: list[str] | None = None,
+    namespace: list[str] | None = None,
+    requests_per_minute: int | None = None,
+    bytes_per_day: int | None = None,
     keys: KeysFile = None,
 ) -> Result:
     """Make an API key for `memalpha serve` and print its secret, which is shown only now.
 
     Example: memalpha keys add ana.db chat-app --right read --right read-with-model --namespace 'user-*'
+
+    Args:
+        name: Who uses the key, such as chat-app.
+        right: read, write, read-with-model, review, erase or admin (all); repeat for more.
+        namespace: A namespace, or a prefix that ends in *; repeat for more.
+        requests_per_minute: Quota of requests.
+        bytes_per_day: Quota of the bodies of writing requests.
 
     Raises:
         ConfigError: A right or a quota is invalid, the name is taken, or the file cannot be written.
@@ -193,14 +185,13 @@ def list_keys(store: StoreName, keys: KeysFile = None) -> Result:
     return Result(rows, "\n".join(map(_format_key, rows)) or "no keys")
 
 
-def revoke_key(
-    store: StoreName,
-    name: Annotated[str, Argument(metavar="NAME", help="Name or id of an active key.")],
-    keys: KeysFile = None,
-) -> Result:
+def revoke_key(store: StoreName, name: str, keys: KeysFile = None) -> Result:
     """Revoke an API key. A running server refuses it from the next request on.
 
     Example: memalpha keys revoke ana.db chat-app
+
+    Args:
+        name: Name or id of an active key.
 
     Raises:
         ConfigError: No active key has the name or id.

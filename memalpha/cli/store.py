@@ -43,13 +43,13 @@ _MARKDOWN = (".md", ".markdown")
 
 def add(
     store: StoreFile,
-    content: Annotated[str, Argument(metavar="TEXT", help="The fact to store.")],
-    category: Annotated[str, Option("--category", "-c", help="One of the schema's categories.")] = "semantic",
-    timestamp: Annotated[str | None, Option(help="ISO date of the fact.")] = None,
-    importance: Annotated[float, Option(help="Weight stored with the entry.")] = 1.0,
-    source: Annotated[str | None, Option(help="Name of the text or conversation it comes from.")] = None,
-    metadata: Annotated[str | None, Option(metavar="JSON", help="Extra fields as a JSON object.")] = None,
-    expires: Annotated[str | None, Option(help="ISO date or time at which the entry expires.")] = None,
+    content: Annotated[str, Argument(metavar="TEXT")],
+    category: Annotated[str, Option("--category", "-c")] = "semantic",
+    timestamp: str | None = None,
+    importance: float = 1.0,
+    source: str | None = None,
+    metadata: Annotated[str | None, Option(metavar="JSON")] = None,
+    expires: str | None = None,
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -60,6 +60,15 @@ def add(
     the same.
 
     Example: memalpha add ana.db "Ana lives in Lisbon." --category semantic --timestamp 2024-05-01
+
+    Args:
+        content: The fact to store.
+        category: One of the schema's categories.
+        timestamp: ISO date of the fact.
+        importance: Weight stored with the entry.
+        source: Name of the text or conversation it comes from.
+        metadata: Extra fields as a JSON object.
+        expires: ISO date or time at which the entry expires.
 
     Raises:
         StoreError: The store cannot be opened, or a field does not fit.
@@ -87,29 +96,15 @@ def add(
 
 def search(
     store: StoreFile,
-    query: Annotated[str, Argument(metavar="QUERY")],
-    k: Annotated[int, Option("-k", min=1, help="Number of hits.")] = 5,
-    category: Annotated[str | None, Option("--category", "-c", help="Search only this category.")] = None,
+    query: str,
+    k: Annotated[int, Option("-k", min=1)] = 5,
+    category: Annotated[str | None, Option("--category", "-c")] = None,
     where: Where = None,
-    route: Annotated[Route, Option(help="soft: two layers; the other routes are for comparison.")] = "soft",
-    boost: Annotated[
-        str | None,
-        Option(
-            metavar="JSON", help='Terms added to scores: \'{"importance": 0.3, "recency": 1, "now": "2025-01-10"}\'.'
-        ),
-    ] = None,
-    around: Annotated[int, Option(min=0, metavar="TOKENS", help="Show this much source text around each hit.")] = 0,
-    min_score: Annotated[
-        float | None,
-        Option(
-            metavar="SCORE",
-            help="Leave out hits below it. Routes that add parts score relative to the other entries; the scores of "
-            "dense and bm25 are not relative.",
-        ),
-    ] = None,
-    reranker: Annotated[
-        str | None, Option(metavar="NAME", help="A cross-encoder, by name or folder, that orders the first hits.")
-    ] = None,
+    route: Route = "soft",
+    boost: Annotated[str | None, Option(metavar="JSON")] = None,
+    around: Annotated[int, Option(min=0, metavar="TOKENS")] = 0,
+    min_score: Annotated[float | None, Option(metavar="SCORE")] = None,
+    reranker: Annotated[str | None, Option(metavar="NAME")] = None,
     as_of: AsOf = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -117,6 +112,16 @@ def search(
     """Search STORE.
 
     Example: memalpha search ana.db "Where does Ana live?" -k 3 --json
+
+    Args:
+        k: Number of hits.
+        category: Search only this category.
+        route: soft: two layers; the other routes are for comparison.
+        boost: Terms added to scores: '{"importance": 0.3, "recency": 1, "now": "2025-01-10"}'.
+        around: Show this much source text around each hit.
+        min_score: Leave out hits below it. Routes that add parts score relative to the other entries; the scores of
+            dense and bm25 are not relative.
+        reranker: A cross-encoder, by name or folder, that orders the first hits.
 
     Raises:
         StoreError: There is no store, or an option does not fit.
@@ -149,19 +154,10 @@ def search(
 
 def ask(
     store: StoreFile,
-    question: Annotated[str, Argument(metavar="QUESTION")],
-    k: Annotated[int, Option("-k", min=1, help="Entries that the reader sees.")] = 8,
-    policy: Annotated[
-        str | None, Option(help="The model that answers (default: an extractive reader without a model).")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A key of ReaderConfig, as in a run's reader: max_new_tokens, thinking_tokens ...; repeat for more.",
-        ),
-    ] = None,
+    question: str,
+    k: Annotated[int, Option("-k", min=1)] = 8,
+    policy: str | None = None,
+    settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE")] = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
 ) -> Result:
@@ -170,6 +166,11 @@ def ask(
     Prints `unknown` if STORE has no answer. A note on stderr says if the answer was cut off.
 
     Example: memalpha ask ana.db "Where does Ana live?" --policy Qwen/Qwen3-4B
+
+    Args:
+        k: Entries that the reader sees.
+        policy: The model that answers (default: an extractive reader without a model).
+        settings: A key of ReaderConfig, as in a run's reader: max_new_tokens, thinking_tokens ...; repeat for more.
 
     Raises:
         ConfigError: A setting does not fit.
@@ -198,22 +199,27 @@ def ask(
 
 def show(
     store: StoreFile,
-    entry_id: Annotated[str | None, Argument(metavar="[ID]", help="Show only this entry.")] = None,
-    category: Annotated[str | None, Option("--category", "-c", help="Show only this category.")] = None,
+    entry_id: Annotated[str | None, Argument(metavar="[ID]")] = None,
+    category: Annotated[str | None, Option("--category", "-c")] = None,
     where: Where = None,
-    limit: Annotated[int | None, Option(min=1, help="Maximum number of entries.")] = None,
-    after: Annotated[str | None, Option(metavar="ID", help="Start after this entry, to get the next page.")] = None,
+    limit: Annotated[int | None, Option(min=1)] = None,
+    after: Annotated[str | None, Option(metavar="ID")] = None,
     as_of: AsOf = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
-    html: Annotated[
-        Path | None, Option(metavar="FILE", help="Write one page of all entries, versions and moments, for a browser.")
-    ] = None,
+    html: Annotated[Path | None, Option(metavar="FILE")] = None,
 ) -> Result:
     """List the entries of STORE, oldest first, and its core memory.
 
     Example: memalpha show ana.db --category semantic --as-of 2024-05-01
     A page for a browser, with all versions: memalpha show ana.db --html ana.html
+
+    Args:
+        entry_id: Show only this entry.
+        category: Show only this category.
+        limit: Maximum number of entries.
+        after: Start after this entry, to get the next page.
+        html: Write one page of all entries, versions and moments, for a browser.
 
     Raises:
         StoreError: There is no store, no such entry, or an option does not fit.
@@ -242,17 +248,16 @@ def show(
     return Result({"core": core, "entries": entries}, "\n".join(lines))
 
 
-def export(
-    store: StoreFile,
-    file: Annotated[Path, Argument(metavar="FILE", help="File to write: Markdown if it ends in .md.")],
-    namespace: Namespace = "default",
-) -> Result:
+def export(store: StoreFile, file: Path, namespace: Namespace = "default") -> Result:
     """Write STORE to a file.
 
     JSON Lines hold the whole log, one operation per line; `memalpha import` restores the memory and its past states.
     Markdown (.md) holds the current entries, to read, edit and import again.
 
     Example: memalpha export ana.db notes.md
+
+    Args:
+        file: File to write: Markdown if it ends in .md.
 
     Raises:
         StoreError: There is no store, or the file cannot be written.
@@ -269,10 +274,8 @@ def export(
 
 def import_(
     store: StoreFile,
-    file: Annotated[Path, Argument(metavar="FILE", help="An export, or facts of your own.")],
-    source: Annotated[
-        Source | None, Option("--from", help="Format of FILE (default: Markdown if it ends in .md).")
-    ] = None,
+    file: Path,
+    source: Annotated[Source | None, Option("--from")] = None,
     schema: SchemaName = None,
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
@@ -283,6 +286,10 @@ def import_(
     imported or nothing; a missing STORE is created.
 
     Example: memalpha import copy.db ana.jsonl
+
+    Args:
+        file: An export, or facts of your own.
+        source: Format of FILE (default: Markdown if it ends in .md).
 
     Raises:
         DataError: The file does not fit; nothing is imported then.
@@ -302,16 +309,17 @@ def import_(
     return Result({"operations": count, "path": str(store)}, f"{counted(count, 'operation')}: {store}")
 
 
-def copy(
-    source: Annotated[str, Argument(metavar="SRC", help="The store: a file, or a postgresql:// URL.")],
-    target: Annotated[str, Argument(metavar="DST", help="The copy: a new file, or a postgresql:// URL.")],
-) -> Result:
+def copy(source: Annotated[str, Argument(metavar="SRC")], target: Annotated[str, Argument(metavar="DST")]) -> Result:
     """Copy a whole store: all namespaces, each with its log.
 
     Works between files and PostgreSQL databases in both directions. Ids, positions and times stay the same, and no
     text is embedded again. DST is complete or absent; SRC is not changed.
 
     Example: memalpha copy ana.db "postgresql://app@localhost/memories?schema=team"
+
+    Args:
+        source: The store: a file, or a postgresql:// URL.
+        target: The copy: a new file, or a postgresql:// URL.
 
     Raises:
         StoreError: The source is missing, or the target holds a store.
@@ -325,7 +333,7 @@ def copy(
 
 def history(
     store: StoreFile,
-    entry_id: Annotated[str, Argument(metavar="ID", help="The entry; it may be deleted.")],
+    entry_id: Annotated[str, Argument(metavar="ID")],
     embedder: EmbedderName = None,
     namespace: Namespace = "default",
 ) -> Result:
@@ -334,6 +342,9 @@ def history(
     Each with the log positions between which it was valid, and who wrote it: speaker, source and key.
 
     Example: memalpha history ana.db ana-lives#k --json
+
+    Args:
+        entry_id: The entry; it may be deleted.
 
     Raises:
         StoreError: There is no store, or it never held the entry.
@@ -354,8 +365,8 @@ def _writer(record: MemoryEntry | Operation) -> str:
 
 def diff(
     store: StoreFile,
-    start: Annotated[str, Argument(metavar="FROM", help="Log position, or ISO date or time.")],
-    end: Annotated[str | None, Argument(metavar="[TO]", help="The same; by default the current state.")] = None,
+    start: Annotated[str, Argument(metavar="FROM")],
+    end: Annotated[str | None, Argument(metavar="[TO]")] = None,
     namespace: Namespace = "default",
 ) -> Result:
     """Show the difference between two states of STORE.
@@ -363,6 +374,10 @@ def diff(
     Entries added (+), removed (-) and changed (- before, + after), and the core memory.
 
     Example: memalpha diff ana.db 2024-05-01 2024-06-01
+
+    Args:
+        start: Log position, or ISO date or time.
+        end: The same; by default the current state.
 
     Raises:
         StoreError: There is no store, or no such position.
@@ -379,9 +394,7 @@ def diff(
 
 def undo(
     store: StoreFile,
-    to: Annotated[
-        int | None, Option(min=0, metavar="POSITION", help="Go back to this log position in one step.")
-    ] = None,
+    to: Annotated[int | None, Option(min=0, metavar="POSITION")] = None,
     namespace: Namespace = "default",
 ) -> Result:
     """Undo the last operation of STORE, or all since a position.
@@ -389,6 +402,9 @@ def undo(
     The log keeps both: undo appends the inverse operation, and `memalpha redo` applies the undone one again.
 
     Example: memalpha undo ana.db
+
+    Args:
+        to: Go back to this log position in one step.
 
     Raises:
         StoreError: There is no store, no such position, or nothing to undo.
@@ -426,13 +442,11 @@ def _undo_or_redo(store: str, namespace: str, command: Literal["undo", "redo"]) 
 
 def revert(
     store: StoreFile,
-    source: Annotated[str | None, Option(help="Writes of this text or conversation.")] = None,
-    speaker: Annotated[str | None, Option(help="Writes on the word of this person.")] = None,
-    key: Annotated[str | None, Option(metavar="NAME", help="Writes with this key of the server.")] = None,
-    since: Annotated[
-        str | None, Option(metavar="POSITION", help="Writes after this log position, or ISO date or time.")
-    ] = None,
-    dry_run: Annotated[bool, Option("--dry-run", help="Show what would change; write nothing.")] = False,
+    source: str | None = None,
+    speaker: str | None = None,
+    key: Annotated[str | None, Option(metavar="NAME")] = None,
+    since: Annotated[str | None, Option(metavar="POSITION")] = None,
+    dry_run: bool = False,
     namespace: Namespace = "default",
 ) -> Result:
     """Take back what a source, a speaker or a key wrote, and restore what it overwrote or deleted.
@@ -440,6 +454,13 @@ def revert(
     What somebody else changed since stays as it is and is listed. The log keeps everything.
 
     Example: memalpha revert ana.db --source web-page --dry-run
+
+    Args:
+        source: Writes of this text or conversation.
+        speaker: Writes on the word of this person.
+        key: Writes with this key of the server.
+        since: Writes after this log position, or ISO date or time.
+        dry_run: Show what would change; write nothing.
 
     Raises:
         StoreError: There is no store, no such position, or no condition is given.
@@ -462,18 +483,19 @@ def revert(
 
 def review(
     store: StoreFile,
-    accept: Annotated[
-        list[int] | None, Option(metavar="POSITION", help="Apply this operation; repeat for more.")
-    ] = None,
-    reject: Annotated[
-        list[int] | None, Option(metavar="POSITION", help="Leave this operation out; repeat for more.")
-    ] = None,
-    everything: Annotated[bool, Option("--all", help="List reviewed operations, too.")] = False,
+    accept: Annotated[list[int] | None, Option(metavar="POSITION")] = None,
+    reject: Annotated[list[int] | None, Option(metavar="POSITION")] = None,
+    everything: Annotated[bool, Option("--all")] = False,
     namespace: Namespace = "default",
 ) -> Result:
     """List the operations that a trust rule put into quarantine, and accept or reject them.
 
     Example: memalpha review ana.db --accept 17
+
+    Args:
+        accept: Apply this operation; repeat for more.
+        reject: Leave this operation out; repeat for more.
+        everything: List reviewed operations, too.
 
     Raises:
         StoreError: There is no store, nothing awaits a review there, or its entry was changed since.
@@ -499,10 +521,8 @@ def review(
 
 def fork(
     store: StoreFile,
-    name: Annotated[str | None, Argument(metavar="[NAME]", help="The new namespace.")] = None,
-    path: Annotated[
-        str | None, Option(help="A new file, or a PostgreSQL URL, instead of a namespace of STORE.")
-    ] = None,
+    name: Annotated[str | None, Argument()] = None,
+    path: str | None = None,
     as_of: AsOf = None,
     namespace: Namespace = "default",
 ) -> Result:
@@ -511,6 +531,10 @@ def fork(
     The copy is independent: another namespace of STORE, or a store of its own.
 
     Example: memalpha fork ana.db what-if --as-of 2024-05-01
+
+    Args:
+        name: The new namespace.
+        path: A new file, or a PostgreSQL URL, instead of a namespace of STORE.
 
     Raises:
         StoreError: There is no store, no such position, or the target exists.
@@ -527,18 +551,12 @@ def fork(
 
 def erase(
     store: StoreFile,
-    ids: Annotated[list[str] | None, Option("--id", metavar="ID", help="An entry; several: --id A --id B.")] = None,
+    ids: Annotated[list[str] | None, Option("--id", metavar="ID")] = None,
     where: Where = None,
-    namespace: Annotated[
-        str | None, Option(help="Namespace of the entries (default: default); without --id or --where, all is erased.")
-    ] = None,
-    core_history: Annotated[
-        bool, Option("--core-history", help="Erase all texts of the core memory but the current one.")
-    ] = False,
-    drop: Annotated[
-        bool, Option("--drop", help="Delete the namespace with its name and log, not its content alone.")
-    ] = False,
-    yes: Annotated[bool, Option("--yes", help="Confirm: erased content cannot be restored.")] = False,
+    namespace: str | None = None,
+    core_history: bool = False,
+    drop: bool = False,
+    yes: bool = False,
 ) -> Result:
     """Erase entries, or a whole namespace, for good.
 
@@ -548,6 +566,13 @@ def erase(
     this file are named. Exits with 1 if bytes may still lie in the file; the next opening of STORE goes on.
 
     Example: memalpha erase ana.db --where '{"user": "ana"}' --yes
+
+    Args:
+        ids: An entry; several: --id A --id B.
+        namespace: Namespace of the entries (default: default); without --id or --where, all is erased.
+        core_history: Erase all texts of the core memory but the current one.
+        drop: Delete the namespace with its name and log, not its content alone.
+        yes: Confirm: erased content cannot be restored.
 
     Raises:
         StoreError: Nothing is chosen, `yes` is missing, or an entry is unknown.

