@@ -9,11 +9,7 @@ from typer import Argument, Option
 
 from memalpha.arguments import counted
 from memalpha.cli.options import (
-    EmbedderName,
-    Namespace,
     Result,
-    StoreFile,
-    WriterSettings,
     failed_if,
     format_entry,
     load_policy,
@@ -31,12 +27,12 @@ if TYPE_CHECKING:
 
 
 def audit(
-    store: StoreFile,
+    store: str,
     queries: Annotated[Path | None, Option(metavar="FILE")] = None,
-    k: Annotated[int, Option("-k", min=1)] = 10,
-    limit: Annotated[int, Option(min=1)] = 20,
+    k: int = 10,
+    limit: int = 20,
     namespace: str | None = None,
-    embedder: EmbedderName = None,
+    embedder: str | None = None,
 ) -> Result:
     """Look for problems in the content of STORE.
 
@@ -71,13 +67,13 @@ def audit(
 
 
 def consolidate(
-    store: StoreFile,
+    store: str,
     policy: str | None = None,
     apply: bool = False,
     undo: bool = False,
-    settings: WriterSettings = None,
-    embedder: EmbedderName = None,
-    namespace: Namespace = "default",
+    settings: list[str] | None = None,
+    embedder: str | None = None,
+    namespace: str = "default",
 ) -> Result:
     """Merge duplicates in STORE, end what is outdated, rewrite the core.
 
@@ -124,7 +120,7 @@ def consolidate(
     return Result(result, "\n".join(lines))
 
 
-def doctor(store: StoreFile, repair: bool = False, embedder: EmbedderName = None) -> Result:
+def doctor(store: str, repair: bool = False, embedder: str | None = None) -> Result:
     """Check the file and the log of STORE, and repair them.
 
     Compares stored versions and vectors with those that the log gives. Exits with 1 if there are problems, or if some
@@ -148,7 +144,7 @@ def doctor(store: StoreFile, repair: bool = False, embedder: EmbedderName = None
     return Result(health, "\n".join(lines), failed_if(health.problems))
 
 
-def check_policy(policy: Annotated[str, Argument(metavar="NAME")], settings: WriterSettings = None) -> Result:
+def check_policy(policy: Annotated[str, Argument(metavar="NAME")], settings: list[str] | None = None) -> Result:
     """Check that a model can write a memory, before anything is trained or read.
 
     Renders a prompt with the memory tools, writes two calls in the model's own form and reads them back through its

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel
-from typer import Argument
+from typer import Argument, Option
 
 from memalpha import config as configs  # whose names are imported when they are asked for
 from memalpha.cli.options import Result
@@ -27,7 +27,7 @@ def kinds() -> dict[str, type[BaseModel]]:
     }
 
 
-def config(name: Annotated[str | None, Argument()] = None, keys: bool = False) -> Result:
+def config(name: Annotated[str | None, Argument()] = None, keys: Annotated[bool, Option()] = False) -> Result:
     """Show shipped configurations and their settings.
 
     Without NAME it lists the configurations; with --keys alone, every setting of a training run. With NAME it prints

@@ -13,7 +13,6 @@ from typer import Argument, Option
 from memalpha.arguments import counted
 from memalpha.cli.options import (
     Result,
-    WriterSettings,
     failed_if,
     load_policy,
     parse_writer_settings,
@@ -46,16 +45,6 @@ DataOptions = Annotated[
     Argument(
         metavar="[KEY=VALUE]...", help="data=PATH, variant=…, limit=…, chunk_tokens=…, and the data set's own options."
     ),
-]
-
-Price = Annotated[
-    str | None,
-    Option(metavar="IN,OUT", help="Price of a million prompt and of a million generated tokens at the endpoint."),
-]
-
-HeldOut = Annotated[
-    Path | None,
-    Option(metavar="FILE", help="Write a fifth of the tasks to this file instead, for evaluation (eval_data=FILE)."),
 ]
 
 
@@ -91,9 +80,9 @@ def prepare(
     out: Path,
     overrides: DataOptions = None,
     data: Path | None = None,
-    limit: Annotated[int | None, Option(min=1)] = None,
+    limit: int | None = None,
     seed: int | None = None,
-    held_out: HeldOut = None,
+    held_out: Path | None = None,
 ) -> Result:
     """Convert a data set to a task file.
 
@@ -232,8 +221,8 @@ def write(
     student: str | None = None,
     reader: str | None = None,
     metric: Literal["contains", "exact", "f1", "question"] = "contains",
-    settings: WriterSettings = None,
-    price: Price = None,
+    settings: list[str] | None = None,
+    price: str | None = None,
 ) -> Result:
     """Let a strong writer write conversations, and keep what answers best as rows to imitate.
 
@@ -324,8 +313,8 @@ def ask(
     reader: str | None = None,
     metric: Literal["contains", "exact", "f1"] = "contains",
     thinking_tokens: Annotated[int, Option(min=0)] = 0,
-    held_out: HeldOut = None,
-    price: Price = None,
+    held_out: Path | None = None,
+    price: str | None = None,
 ) -> Result:
     """Let a model ask questions about conversations that have none.
 

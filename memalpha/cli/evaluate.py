@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from memalpha.cli.options import Overrides, Result, print_note, to_json_value, write_page
+from memalpha.cli.options import Result, print_note, to_json_value, write_page
 from memalpha.config import JudgeConfig, build_config, merge, parse_overrides
 from memalpha.errors import DataError
 from memalpha.policy.base import format_bill
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memalpha.qa.compare import ComparedSystem, Comparison
 
 
-def evaluate(config: str, overrides: Overrides = None) -> Result:
+def evaluate(config: str, overrides: list[str] | None = None) -> Result:
     """Evaluate memory systems, or a policy's replies to prompts.
 
     After Ctrl-C the same command resumes with the systems that are left, if out=DIR is set.

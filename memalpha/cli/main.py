@@ -32,7 +32,7 @@ from typer.models import ArgumentInfo
 from memalpha import __version__
 from memalpha.arguments import check_path
 from memalpha.cli import checks, config, data, evaluate, read, serve, store, train
-from memalpha.cli.options import PROCESS_RANK, AsJson, Result, print_result, visible
+from memalpha.cli.options import PARAMETERS, PROCESS_RANK, Result, print_result, visible
 from memalpha.config.files import setting_synonyms
 from memalpha.errors import (
     ConfigError,
@@ -92,8 +92,9 @@ def _common(
 class _Callback:
     """Function of a command for typer; its signature is read when it runs.
 
-    The help of an argument or option stands in the function's docstring, under Args. An argument is called by its name
-    in capitals unless `Argument` names it. A flag has no opposite. A function that returns a `Result` has `--json`.
+    What typer needs to know of a parameter is in its annotation, or else in `PARAMETERS`; its help is in the function's
+    docstring, under Args. An argument is called by its name in capitals unless `Argument` names it. A flag has no
+    opposite. A function that returns a `Result` has `--json`.
     """
 
     def __init__(self, command: Callable[..., Result | None]) -> None:
@@ -112,8 +113,8 @@ class _Callback:
         signature = inspect.signature(self.command, eval_str=True)
         parameters = [self._describe(parameter) for parameter in signature.parameters.values()]
         if self.returns_result:
-            as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=AsJson)
-            parameters.insert(0, as_json)  # it precedes those that are keyword-only
+            as_json = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=bool)
+            parameters.insert(0, self._describe(as_json))  # it precedes those that are keyword-only
         return signature.replace(parameters=sorted(parameters, key=lambda parameter: parameter.kind))
 
     def _describe(self, parameter: inspect.Parameter) -> inspect.Parameter:
@@ -121,7 +122,8 @@ class _Callback:
         annotation = parameter.annotation
         kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
         is_required = parameter.default is parameter.empty
-        info = copy.copy(metadata[0]) if metadata else Argument() if is_required else Option()
+        default_info = Argument() if is_required else Option()
+        info = copy.copy(metadata[0] if metadata else PARAMETERS.get(parameter.name, default_info))
         info.help = self.descriptions.get(parameter.name, info.help)
         if isinstance(info, ArgumentInfo):
             name = parameter.name.upper()

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -31,41 +31,40 @@ if TYPE_CHECKING:
     from memalpha.policy.base import Policy
     from memalpha.store.store import MemoryStore
 
-AsJson = Annotated[bool, Option("--json", help="Print one JSON value instead of text.")]
 Route = Literal["soft", "hard", "flat", "dense", "bm25"]
-StoreFile = Annotated[
-    str, Argument(metavar="STORE", help="The store: a file, or postgresql://user:password@host/database.")
-]
-Namespace = Annotated[str, Option(help="Namespace in the store; namespaces never see each other.")]
-SchemaName = Annotated[str | None, Option(help="Categories of a new store: mem-alpha (default), life, or a YAML file.")]
-EmbedderName = Annotated[
-    str | None,
-    Option(
+
+PARAMETERS: Mapping[str, Any] = {
+    "store": Argument(help="The store: a file, or postgresql://user:password@host/database."),
+    "namespace": Option(help="Namespace in the store; namespaces never see each other."),
+    "schema": Option(help="Categories of a new store: mem-alpha (default), life, or a YAML file."),
+    "embedder": Option(
         help="Embedder of a new store: static (default), hash, minilm, openai:MODEL, http://HOST/v1#MODEL, or a "
         "model's name or folder. An existing store has its own; name that only if it is a model, which is not loaded "
         "otherwise."
     ),
-]
-Where = Annotated[
-    str | None, Option(metavar="JSON", help='Filter entries: \'{"user": "ana", "importance": {"$gte": 0.5}}\'.')
-]
-AsOf = Annotated[
-    str | None, Option(help="Past state: a log position (digits; eight digits are a date), or an ISO date or time.")
-]
-Instructions = Annotated[
-    str | None, Option(metavar="TEXT", help="Your words on what to remember, shown to the writer.")
-]
-WriterSettings = Annotated[
-    list[str] | None,
-    Option(
+    "category": Option("--category", "-c"),
+    "where": Option(metavar="JSON", help='Filter entries: \'{"user": "ana", "importance": {"$gte": 0.5}}\'.'),
+    "as_of": Option(help="Past state: a log position (digits; eight digits are a date), or an ISO date or time."),
+    "k": Option("-k", min=1),
+    "limit": Option(min=1),
+    "chunk_size": Option("--chunk", min=1),
+    "instructions": Option(metavar="TEXT", help="Your words on what to remember, shown to the writer."),
+    "settings": Option(
         "--set",
         metavar="KEY=VALUE",
         help="A key of AgentConfig, as in a run's agent: prompt, max_new_tokens, thinking_tokens ...; or trust.KEY.",
     ),
-]
-Overrides = Annotated[
-    list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Configuration overrides; dots for nested keys.")
-]
+    "overrides": Argument(metavar="[KEY=VALUE]...", help="Configuration overrides; dots for nested keys."),
+    "held_out": Option(
+        metavar="FILE", help="Write a fifth of the tasks to this file instead, for evaluation (eval_data=FILE)."
+    ),
+    "price": Option(
+        metavar="IN,OUT", help="Price of a million prompt and of a million generated tokens at the endpoint."
+    ),
+    "keys": Option(metavar="FILE", help="File of the keys; by default STORE.keys beside the file."),
+    "as_json": Option("--json", help="Print one JSON value instead of text."),
+}
+"""Arguments and options by the name of a parameter, for all commands; a docstring may describe them in other words."""
 
 PROCESS_RANK = int(os.environ.get("RANK", "0"))
 """Rank of this process among those of a launcher such as `accelerate launch`."""

@@ -13,13 +13,7 @@ from typer import Option
 
 from memalpha.arguments import counted
 from memalpha.cli.options import (
-    EmbedderName,
-    Instructions,
-    Namespace,
     Result,
-    SchemaName,
-    StoreFile,
-    WriterSettings,
     failed_if,
     load_policy,
     open_store,
@@ -44,17 +38,17 @@ _MAX_LISTED = 20  # failed conversations that the summary lists
 
 
 def read(
-    store: StoreFile,
+    store: str,
     file: Path,
     policy: Annotated[str, Option()],
-    schema: SchemaName = None,
-    embedder: EmbedderName = None,
+    schema: str | None = None,
+    embedder: str | None = None,
     speaker: str | None = None,
     timestamp: str | None = None,
-    chunk_size: Annotated[int, Option("--chunk", min=1)] = DEFAULT_CHUNK_SIZE,
-    instructions: Instructions = None,
-    settings: WriterSettings = None,
-    namespace: Namespace = DEFAULT_NAMESPACE,
+    chunk_size: int = DEFAULT_CHUNK_SIZE,
+    instructions: str | None = None,
+    settings: list[str] | None = None,
+    namespace: str = DEFAULT_NAMESPACE,
     namespaces: Literal["task"] | None = None,
     workers: Annotated[int | None, Option(min=1)] = None,
     shard: Annotated[str | None, Option(metavar="I/M")] = None,

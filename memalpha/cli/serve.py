@@ -6,15 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option
+from typer import Option
 
 from memalpha.cli.options import (
-    EmbedderName,
-    Instructions,
-    Namespace,
     Result,
-    SchemaName,
-    StoreFile,
     load_policy,
     parse_reader_settings,
     parse_store_writer,
@@ -28,30 +23,25 @@ from memalpha.errors import ConfigError
 if TYPE_CHECKING:
     from memalpha.integrations.server.auth import Key, KeyFile
 
-StoreName = Annotated[str, Argument(metavar="STORE", help="The store that the keys are for; it is not opened.")]
-KeysFile = Annotated[
-    Path | None, Option("--keys", metavar="FILE", help="File of the keys; by default STORE.keys beside the file.")
-]
-
 
 def serve(
-    store: StoreFile,
+    store: str,
     policy: str | None = None,
     mcp: bool = False,
     http: Annotated[str | None, Option(metavar="HOST:PORT")] = None,
     token_file: Annotated[Path | None, Option(metavar="FILE")] = None,
-    keys: Annotated[Path | None, Option(metavar="FILE")] = None,
+    keys: Path | None = None,
     allow_host: Annotated[list[str] | None, Option(metavar="NAME")] = None,
     log_requests: bool = False,
     otel: bool = False,
     page_edits: bool = False,
     read_only: bool = False,
-    chunk_size: Annotated[int, Option("--chunk", min=1)] = 4000,
-    instructions: Instructions = None,
-    settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE")] = None,
-    schema: SchemaName = None,
-    embedder: EmbedderName = None,
-    namespace: Namespace = "default",
+    chunk_size: int = 4000,
+    instructions: str | None = None,
+    settings: list[str] | None = None,
+    schema: str | None = None,
+    embedder: str | None = None,
+    namespace: str = "default",
 ) -> None:
     """Serve STORE and a writer to other programs.
 
@@ -144,19 +134,20 @@ def serve(
 
 
 def add_key(
-    store: StoreName,
+    store: str,
     name: str,
     right: list[str] | None = None,
     namespace: list[str] | None = None,
     requests_per_minute: int | None = None,
     bytes_per_day: int | None = None,
-    keys: KeysFile = None,
+    keys: Path | None = None,
 ) -> Result:
     """Make an API key for `memalpha serve` and print its secret, which is shown only now.
 
     Example: memalpha keys add ana.db chat-app --right read --right read-with-model --namespace 'user-*'
 
     Args:
+        store: The store that the keys are for; it is not opened.
         name: Who uses the key, such as chat-app.
         right: read, write, read-with-model, review, erase or admin (all); repeat for more.
         namespace: A namespace, or a prefix that ends in *; repeat for more.
@@ -173,10 +164,13 @@ def add_key(
     return Result({**to_json_value(key), "secret": secret}, text)
 
 
-def list_keys(store: StoreName, keys: KeysFile = None) -> Result:
+def list_keys(store: str, keys: Path | None = None) -> Result:
     """List the API keys of STORE with rights, namespaces, quotas and last use.
 
     Example: memalpha keys list ana.db
+
+    Args:
+        store: The store that the keys are for; it is not opened.
 
     Raises:
         ConfigError: There are no keys, or other users may read them.
@@ -185,12 +179,13 @@ def list_keys(store: StoreName, keys: KeysFile = None) -> Result:
     return Result(rows, "\n".join(map(_format_key, rows)) or "no keys")
 
 
-def revoke_key(store: StoreName, name: str, keys: KeysFile = None) -> Result:
+def revoke_key(store: str, name: str, keys: Path | None = None) -> Result:
     """Revoke an API key. A running server refuses it from the next request on.
 
     Example: memalpha keys revoke ana.db chat-app
 
     Args:
+        store: The store that the keys are for; it is not opened.
         name: Name or id of an active key.
 
     Raises:

@@ -14,14 +14,8 @@ from typer import Argument, Option
 
 from memalpha.arguments import check_path, counted
 from memalpha.cli.options import (
-    AsOf,
-    EmbedderName,
-    Namespace,
     Result,
     Route,
-    SchemaName,
-    StoreFile,
-    Where,
     failed_if,
     format_entry,
     load_policy,
@@ -42,17 +36,17 @@ _MARKDOWN = (".md", ".markdown")
 
 
 def add(
-    store: StoreFile,
+    store: str,
     content: Annotated[str, Argument(metavar="TEXT")],
-    category: Annotated[str, Option("--category", "-c")] = "semantic",
+    category: str = "semantic",
     timestamp: str | None = None,
     importance: float = 1.0,
     source: str | None = None,
     metadata: Annotated[str | None, Option(metavar="JSON")] = None,
     expires: str | None = None,
-    schema: SchemaName = None,
-    embedder: EmbedderName = None,
-    namespace: Namespace = "default",
+    schema: str | None = None,
+    embedder: str | None = None,
+    namespace: str = "default",
 ) -> Result:
     """Add one fact to STORE.
 
@@ -95,19 +89,19 @@ def add(
 
 
 def search(
-    store: StoreFile,
+    store: str,
     query: str,
-    k: Annotated[int, Option("-k", min=1)] = 5,
-    category: Annotated[str | None, Option("--category", "-c")] = None,
-    where: Where = None,
+    k: int = 5,
+    category: str | None = None,
+    where: str | None = None,
     route: Route = "soft",
     boost: Annotated[str | None, Option(metavar="JSON")] = None,
     around: Annotated[int, Option(min=0, metavar="TOKENS")] = 0,
     min_score: Annotated[float | None, Option(metavar="SCORE")] = None,
     reranker: Annotated[str | None, Option(metavar="NAME")] = None,
-    as_of: AsOf = None,
-    embedder: EmbedderName = None,
-    namespace: Namespace = "default",
+    as_of: str | None = None,
+    embedder: str | None = None,
+    namespace: str = "default",
 ) -> Result:
     """Search STORE.
 
@@ -153,13 +147,13 @@ def search(
 
 
 def ask(
-    store: StoreFile,
+    store: str,
     question: str,
-    k: Annotated[int, Option("-k", min=1)] = 8,
+    k: int = 8,
     policy: str | None = None,
-    settings: Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE")] = None,
-    embedder: EmbedderName = None,
-    namespace: Namespace = "default",
+    settings: list[str] | None = None,
+    embedder: str | None = None,
+    namespace: str = "default",
 ) -> Result:
     """Answer a question from STORE alone.
 
@@ -198,15 +192,15 @@ def ask(
 
 
 def show(
-    store: StoreFile,
+    store: str,
     entry_id: Annotated[str | None, Argument(metavar="[ID]")] = None,
-    category: Annotated[str | None, Option("--category", "-c")] = None,
-    where: Where = None,
-    limit: Annotated[int | None, Option(min=1)] = None,
+    category: str | None = None,
+    where: str | None = None,
+    limit: int | None = None,
     after: Annotated[str | None, Option(metavar="ID")] = None,
-    as_of: AsOf = None,
-    embedder: EmbedderName = None,
-    namespace: Namespace = "default",
+    as_of: str | None = None,
+    embedder: str | None = None,
+    namespace: str = "default",
     html: Annotated[Path | None, Option(metavar="FILE")] = None,
 ) -> Result:
     """List the entries of STORE, oldest first, and its core memory.
@@ -248,7 +242,7 @@ def show(
     return Result({"core": core, "entries": entries}, "\n".join(lines))
 
 
-def export(store: StoreFile, file: Path, namespace: Namespace = "default") -> Result:
+def export(store: str, file: Path, namespace: str = "default") -> Result:
     """Write STORE to a file.
 
     JSON Lines hold the whole log, one operation per line; `memalpha import` restores the memory and its past states.
@@ -273,12 +267,12 @@ def export(store: StoreFile, file: Path, namespace: Namespace = "default") -> Re
 
 
 def import_(
-    store: StoreFile,
+    store: str,
     file: Path,
     source: Annotated[Source | None, Option("--from")] = None,
-    schema: SchemaName = None,
-    embedder: EmbedderName = None,
-    namespace: Namespace = "default",
+    schema: str | None = None,
+    embedder: str | None = None,
+    namespace: str = "default",
 ) -> Result:
     """Import memories into STORE.
 
@@ -332,10 +326,10 @@ def copy(source: Annotated[str, Argument(metavar="SRC")], target: Annotated[str,
 
 
 def history(
-    store: StoreFile,
+    store: str,
     entry_id: Annotated[str, Argument(metavar="ID")],
-    embedder: EmbedderName = None,
-    namespace: Namespace = "default",
+    embedder: str | None = None,
+    namespace: str = "default",
 ) -> Result:
     """Show every version of an entry.
 
@@ -364,10 +358,10 @@ def _writer(record: MemoryEntry | Operation) -> str:
 
 
 def diff(
-    store: StoreFile,
+    store: str,
     start: Annotated[str, Argument(metavar="FROM")],
     end: Annotated[str | None, Argument(metavar="[TO]")] = None,
-    namespace: Namespace = "default",
+    namespace: str = "default",
 ) -> Result:
     """Show the difference between two states of STORE.
 
@@ -393,9 +387,9 @@ def diff(
 
 
 def undo(
-    store: StoreFile,
+    store: str,
     to: Annotated[int | None, Option(min=0, metavar="POSITION")] = None,
-    namespace: Namespace = "default",
+    namespace: str = "default",
 ) -> Result:
     """Undo the last operation of STORE, or all since a position.
 
@@ -417,7 +411,7 @@ def undo(
     return Result({"operations": count}, text)
 
 
-def redo(store: StoreFile, namespace: Namespace = "default") -> Result:
+def redo(store: str, namespace: str = "default") -> Result:
     """Redo the operation that the last undo took back.
 
     Possible until another operation is written.
@@ -441,13 +435,13 @@ def _undo_or_redo(store: str, namespace: str, command: Literal["undo", "redo"]) 
 
 
 def revert(
-    store: StoreFile,
+    store: str,
     source: str | None = None,
     speaker: str | None = None,
     key: Annotated[str | None, Option(metavar="NAME")] = None,
     since: Annotated[str | None, Option(metavar="POSITION")] = None,
     dry_run: bool = False,
-    namespace: Namespace = "default",
+    namespace: str = "default",
 ) -> Result:
     """Take back what a source, a speaker or a key wrote, and restore what it overwrote or deleted.
 
@@ -482,11 +476,11 @@ def revert(
 
 
 def review(
-    store: StoreFile,
+    store: str,
     accept: Annotated[list[int] | None, Option(metavar="POSITION")] = None,
     reject: Annotated[list[int] | None, Option(metavar="POSITION")] = None,
     everything: Annotated[bool, Option("--all")] = False,
-    namespace: Namespace = "default",
+    namespace: str = "default",
 ) -> Result:
     """List the operations that a trust rule put into quarantine, and accept or reject them.
 
@@ -520,11 +514,11 @@ def review(
 
 
 def fork(
-    store: StoreFile,
+    store: str,
     name: Annotated[str | None, Argument()] = None,
     path: str | None = None,
-    as_of: AsOf = None,
-    namespace: Namespace = "default",
+    as_of: str | None = None,
+    namespace: str = "default",
 ) -> Result:
     """Copy a namespace of STORE with its history.
 
@@ -550,9 +544,9 @@ def fork(
 
 
 def erase(
-    store: StoreFile,
+    store: str,
     ids: Annotated[list[str] | None, Option("--id", metavar="ID")] = None,
-    where: Where = None,
+    where: str | None = None,
     namespace: str | None = None,
     core_history: bool = False,
     drop: bool = False,

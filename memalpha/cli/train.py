@@ -15,7 +15,7 @@ from typer import Argument, Option
 import memalpha
 from memalpha import config as configs  # whose names are imported when they are asked for
 from memalpha.arguments import counted
-from memalpha.cli.options import PROCESS_RANK, Overrides, Result, write_page
+from memalpha.cli.options import PROCESS_RANK, Result, write_page
 from memalpha.config import parse_overrides
 from memalpha.errors import ConfigError
 from memalpha.policy.smol.base_model import GGUF_SHA256, base_folder
@@ -60,7 +60,7 @@ def demo(seed: int = 0, out: Path = Path("runs/demo"), policy: str = "tiny") -> 
 
 def train(
     config: str,
-    overrides: Overrides = None,
+    overrides: list[str] | None = None,
     *,
     plan: bool = False,
     gpu: str | None = None,
