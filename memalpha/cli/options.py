@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import codecs
 import dataclasses
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -333,23 +331,16 @@ def print_result(result: Result, as_json: bool) -> None:
         from memalpha.store.io.jsonl import to_json
 
         text = to_json(to_json_value(result.value), default=str)
-        with suppress(LookupError):  # an encoding without some character: JSON has escapes for all of them
-            encoding = (sys.stdout and sys.stdout.encoding) or "utf-8"
-            text = text.encode(encoding, "json-escape").decode(encoding)
+        try:
+            text.encode((sys.stdout and sys.stdout.encoding) or "utf-8")
+        except UnicodeEncodeError:  # JSON has escapes for what an encoding lacks
+            text = json.dumps(json.loads(text))
     if isinstance(text, str):
         typer.echo(visible(text))
     else:
         text()
     if result.error is not None:
         raise result.error
-
-
-def _escape_for_json(error: UnicodeError) -> tuple[str, int]:
-    assert isinstance(error, UnicodeEncodeError)
-    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
-
-
-codecs.register_error("json-escape", _escape_for_json)
 
 
 def write_page(run: Path) -> Path:
