@@ -16,7 +16,7 @@ from typer import Argument, Option
 from memalpha.config import AgentConfig, ReaderConfig, TrustConfig, build_config, parse_overrides
 from memalpha.errors import ConfigError, DataError, StoreError
 from memalpha.store.fields import check_timestamp, visible
-from memalpha.tasks.chunking import split_text
+from memalpha.tasks.chunking import split_lines
 from memalpha.tasks.formats.chats import load_exports
 from memalpha.tasks.formats.messages import is_message_file, load_messages
 from memalpha.text_files import decode_text
@@ -268,15 +268,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
             number = f"{len(tasks)} conversations"
             print_note(f"{file}: its {number} go into one namespace; --namespaces task gives each its own")
         return [chunk for task in tasks for chunk in task.chunks]
-    pieces: list[str] = []
-    for line in read_text(file).splitlines(keepends=True):
-        if pieces and len(pieces[-1]) + len(line) <= size:
-            pieces[-1] += line
-        elif len(line) <= size:
-            pieces.append(line)
-        else:  # at the end of a sentence or a word
-            pieces += (f"{piece}\n" for piece in split_text(line, size))
-    texts = [piece.strip() for piece in pieces if piece.strip()]
+    texts = split_lines(read_text(file), size)
     if not texts:
         raise DataError(f"{file} is empty: there is nothing to read")
     return [Chunk(text=text, timestamp=timestamp, index=index) for index, text in enumerate(texts)]

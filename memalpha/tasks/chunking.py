@@ -117,6 +117,22 @@ def split_text(text: str, size: int = CHUNK, borders: Sequence[str] = BORDERS) -
     return pieces
 
 
+def split_lines(text: str, size: int) -> list[str]:
+    """Split a text at line ends into pieces of at most `size` characters; only a longer line is split itself.
+
+    A line stays with the name of its speaker, which stands at its beginning.
+    """
+    pieces: list[str] = []
+    for line in text.splitlines(keepends=True):
+        if pieces and len(pieces[-1]) + len(line) <= size:
+            pieces[-1] += line
+        elif len(line) <= size:
+            pieces.append(line)
+        else:  # at the end of a sentence or a word
+            pieces += (f"{piece}\n" for piece in split_text(line, size))
+    return [piece.strip() for piece in pieces if piece.strip()]
+
+
 class TaskBuilder:
     """Collect the chunks of one task.
 

@@ -72,7 +72,7 @@ from memalpha.store.memory import Memory
 from memalpha.store.quarantine import WRITER
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
-from memalpha.tasks.chunking import split_text
+from memalpha.tasks.chunking import split_lines
 from memalpha.tasks.formats.messages import chunk_messages
 from memalpha.types import Chunk, Hit, MemoryEntry, Operation, ToolCall, ToolResult, Turn
 
@@ -346,7 +346,7 @@ class MemoryService:
 
     def _split(self, request: ReadRequest) -> Sequence[str | Chunk]:
         if request.text is not None:
-            return split_text(request.text, self._chunk_size)
+            return split_lines(request.text, self._chunk_size)
         try:
             chunks = chunk_messages(
                 request.messages or (),

@@ -69,6 +69,14 @@ def test_insert_update_and_delete_of_an_entry(store):
     assert web.get(path).json() == {"code": "unknown_id", "message": f"no live entry has the id '{entry['id']}'"}
 
 
+def test_a_long_line_stays_with_its_speaker(store):
+    web = served(store, load_policy("scripted:add-all"))
+    advice = "You could walk by the river. " * 120
+    reading = web.post("/v1/read", json={"text": f"Ana: {'I like rivers. ' * 40}\nBen: {advice}"}).json()
+    assert reading["chunks"] == 2 and len(advice) > 3000
+    assert [entry.content[:4] for entry in store.list()] == ["Ana:", "Ben:"], "no piece without a name"
+
+
 def test_chunks_are_numbered_across_requests(store):
     web = served(store, load_policy("scripted:add-all"))
     text = "\n".join(f"I have {number} cats." for number in range(400))
