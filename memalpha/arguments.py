@@ -33,8 +33,8 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun[:-1]}ies" if ends_in_ies else f"{count:,} {noun}s"
 
 
-def check_count(name: str, value: object, *, error: type[MemalphaError] = StoreError) -> None:
-    """Raise unless an argument is a whole number from 0.
+def check_count(name: str, value: object, *, error: type[MemalphaError] = StoreError) -> int:
+    """Return a whole number from 0, such as one of numpy, as an `int` of 64 bits at most; raise for anything else.
 
     Args:
         name: Name of the argument.
@@ -43,6 +43,7 @@ def check_count(name: str, value: object, *, error: type[MemalphaError] = StoreE
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
         raise error(f"{name} {brief_repr(value)}: a whole number from 0 is needed")
+    return min(int(value), sys.maxsize)
 
 
 def check_flag(name: str, value: object, *, error: type[MemalphaError] = StoreError) -> None:

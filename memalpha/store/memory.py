@@ -579,7 +579,7 @@ class WorkingMemory(Memory):
         return [entry for entry in self._state.list(category) if entry_filter is None or entry_filter.matches(entry)]
 
     def recent(self, n: int) -> list[MemoryEntry]:
-        check_count("n", n)
+        n = check_count("n", n)
         if self._write_order is None:
             entries = sorted(self._state.entries.values(), key=lambda entry: entry.valid_from)
             self._write_order = dict.fromkeys(entry.id for entry in entries)

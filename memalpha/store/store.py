@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -72,7 +73,7 @@ from memalpha.store.schema import MemorySchema
 from memalpha.store.search.index import NamespaceIndex, surrounding_spans
 from memalpha.store.search.ranking import SearchOptions
 from memalpha.store.state import Change, MemoryState, as_operation, duplicate_error
-from memalpha.types import Hit, MemoryEntry, Operation, is_iso_time
+from memalpha.types import Hit, MemoryEntry, Operation
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -169,7 +170,7 @@ class MemoryStore(Memory):
             EmbedderError: The embedder is unknown or differs from the recorded one.
             ConfigError: The schema is invalid.
         """
-        check_count("max_content", max_content)
+        max_content = check_count("max_content", max_content)
         check_flag("create", create)
         check_function("clock", clock)
         if isinstance(read_only, str) and read_only == "if needed":
@@ -346,7 +347,7 @@ class MemoryStore(Memory):
         """
         entry_filter = self._filter(category, where)
         if limit is not None:
-            check_count("limit", limit)
+            limit = check_count("limit", limit)
         if where is None and after is None and as_of is None:
             with self.rows.transaction(write=False):
                 listed = self.rows.entries.live(category, limit=limit)
@@ -428,7 +429,7 @@ class MemoryStore(Memory):
         return DataFrame(entries, columns=list(MemoryEntry.__dataclass_fields__))
 
     def recent(self, n: int) -> list[MemoryEntry]:
-        check_count("n", n)
+        n = check_count("n", n)
         with self._transaction() as log_end:
             return self.rows.recent(log_end.position, n)
 
@@ -473,7 +474,7 @@ class MemoryStore(Memory):
         Raises:
             UnknownEntry: No such entry is live.
         """
-        check_count("tokens", tokens)
+        tokens = check_count("tokens", tokens)
         with self._transaction():
             return surrounding_spans(self.rows, id, tokens, self.rows.log.resolve_as_of(as_of))
 
@@ -496,7 +497,7 @@ class MemoryStore(Memory):
 
     def log(self, after: int = 0) -> Iterator[tuple[int, str, Operation]]:
         """Iterate over the operations after a position: position, time (ISO, UTC), operation as applied."""
-        check_count("after", after)
+        after = check_count("after", after)
         return ((position, time, operation) for position, time, _, operation in self._log_rows(after))
 
     def snapshot(self) -> int:
@@ -510,9 +511,8 @@ class MemoryStore(Memory):
         Both are positions or times, as in `as_of`; `b` may be the earlier one.
         """
         with self._transaction():
-            return timeline.diff_positions(
-                self.rows, self.rows.log.resolve_position(a), self.rows.log.resolve_position(b)
-            )
+            positions = self.rows.log.resolve_position(a, "a"), self.rows.log.resolve_position(b, "b")
+            return timeline.diff_positions(self.rows, *positions)
 
     @contextmanager
     def read_transaction(self) -> Iterator[None]:
@@ -777,13 +777,9 @@ class MemoryStore(Memory):
         Raises:
             StoreError: The position is not in the log.
         """
+        check_type("position", position, (Integral, str))
         with self._transaction(write=True):
-            log_end = self.rows.log.position
-            if isinstance(position, str) and is_iso_time(position):
-                position = self.rows.log.resolve_position(position)
-            if isinstance(position, bool) or not isinstance(position, int) or not 0 <= position <= log_end:
-                raise StoreError(f"position {brief_repr(position)} is not in the log: 0 to {log_end} are")
-            return timeline.restore(self.rows, position)
+            return timeline.restore(self.rows, self.rows.log.resolve_position(position, "position"))
 
     def revert(
         self,
@@ -824,7 +820,7 @@ class MemoryStore(Memory):
 
         check_flag("dry_run", dry_run)
         with self._transaction(write=not dry_run):
-            start = 0 if since is None else self.rows.log.resolve_position(since)
+            start = 0 if since is None else self.rows.log.resolve_position(since, "since")
             reason = f"revert: {', '.join(words)}"
             return revert(self.rows, is_selected, start, reason, now=self.database.now(), dry_run=dry_run)
 
@@ -852,7 +848,7 @@ class MemoryStore(Memory):
             ReviewConflict: Nothing at the position awaits a review, or the entry was changed since and it still does.
         """
         check_flag("accept", accept)
-        check_count("position", position)
+        position = check_count("position", position)
         item = next((item for item in self.quarantined() if item.position == position), None)
         content = None if item is None else item.operation.content
         is_embedded = accept and item is not None and item.operation.kind in ("insert", "update")

@@ -42,6 +42,16 @@ def test_a_bad_argument_is_refused_and_changes_nothing() -> None:
             assert store.snapshot() == 1 and len(store.search("Ana")) == 1, name
 
 
+def test_a_number_of_numpy_or_of_more_than_64_bits_is_a_whole_number() -> None:
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        first, *others = [store.add(f"Fact {number}") for number in range(3)]
+        one: Any = np.int64(1)  # as a table of pandas has it
+        assert store.list(limit=one) == [first] == store.list(as_of=one) and store.recent(one) == others[1:]
+        assert [position for position, _, _ in store.log(one)] == [2, 3] and len(store.diff(one).added) == 2
+        assert store.list(limit=HUGE) == store.recent(HUGE)[::-1] == [first, *others] and not list(store.log(HUGE))
+        assert store.restore(one) == 2 and store.list() == [first]
+
+
 @pytest.mark.sqlite
 @pytest.mark.parametrize("read_only", [False, True, "if needed"])
 @pytest.mark.parametrize("path", ["a\0b", "x" * 300, "file/x.db"])

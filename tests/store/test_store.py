@@ -122,12 +122,9 @@ def test_as_of_takes_times() -> None:
     assert store.list(as_of="2020-01-01") == []
     assert len(store.list(as_of="2999-01-01")) == 3
     for wrong in ("soon", -1, True, 1.5):
-        for read in (lambda at: store.list(as_of=at), store.core_at, store.diff):
-            with pytest.raises(StoreError, match="as_of"):
+        for name, read in {"as_of": store.core_at, "a": store.diff, "position": store.restore}.items():
+            with pytest.raises(StoreError, match=f"^{name} "):
                 read(wrong)
-    for wrong in (4, -1, "1"):
-        with pytest.raises(StoreError, match="not in the log"):
-            store.restore(wrong)  # pyright: ignore
     assert store.restore("2020-01-01") == 3 and store.list() == []
 
 
@@ -140,15 +137,16 @@ def test_as_of_takes_times() -> None:
         lambda store, at: store.search("fact", as_of=at),
         lambda store, at: store.core_at(at),
         lambda store, at: store.diff(0, at),
+        lambda store, at: store.restore(at),
         lambda store, at: store.fork("other", as_of=at),
     ],
-    ids=["list", "get", "count", "search", "core_at", "diff", "fork"],
+    ids=["list", "get", "count", "search", "core_at", "diff", "restore", "fork"],
 )
 def test_a_position_beyond_the_end_of_the_log_is_refused(read) -> None:
     store = new()
     facts(store, 3)
     for position in (4, 2020, 1 << 70):
-        with pytest.raises(StoreError, match=rf"as_of {position}: the log ends at position 3"):
+        with pytest.raises(StoreError, match=rf"^(as_of|b|position) {position}: the log ends at position 3"):
             read(store, position)
     assert store.namespaces() == ["default"]
     read(store, 3)

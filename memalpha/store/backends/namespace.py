@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
 from itertools import islice
+from numbers import Integral
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -190,24 +191,24 @@ class OperationLog:
 
         return bisect_right(range(1, self.position + 1), time, key=time_at)
 
-    def resolve_as_of(self, as_of: int | str | None) -> int | None:
-        """Return the log position that `as_of` means; None (now) stays None. Raises `StoreError`."""
+    def resolve_as_of(self, as_of: int | str | None, name: str = "as_of") -> int | None:
+        """Return the log position that `as_of` means; None (now) stays None. Raises `StoreError` with its name."""
         if as_of is None:
             return None
         if isinstance(as_of, str):
             try:
                 return self.position_at(format_utc(parse_time(as_of)))
             except (ValueError, OverflowError) as error:
-                raise StoreError(f"as_of {brief_repr(as_of)} is neither a log position nor an ISO time") from error
-        if isinstance(as_of, bool) or not isinstance(as_of, int) or as_of < 0:
-            raise StoreError(f"as_of {brief_repr(as_of)} is neither a log position (0 or more) nor an ISO time")
+                raise StoreError(f"{name} {brief_repr(as_of)} is neither a log position nor an ISO time") from error
+        if isinstance(as_of, bool) or not isinstance(as_of, Integral) or as_of < 0:
+            raise StoreError(f"{name} {brief_repr(as_of)} is neither a log position (0 or more) nor an ISO time")
         if as_of > (end := self.position):
-            raise InvalidArgument(f"as_of {brief_repr(as_of)}: the log ends at position {end}")
-        return as_of
+            raise InvalidArgument(f"{name} {brief_repr(as_of)}: the log ends at position {end}")
+        return int(as_of)
 
-    def resolve_position(self, as_of: int | str | None) -> int:
-        """Return the log position that `as_of` means; for None, the current one. Raises `StoreError`."""
-        position = self.resolve_as_of(as_of)
+    def resolve_position(self, as_of: int | str | None, name: str = "as_of") -> int:
+        """Return the log position that `as_of` means; for None, the current one. Raises `StoreError` with its name."""
+        position = self.resolve_as_of(as_of, name)
         return self.position if position is None else position
 
     def page(self, after: int, limit: int) -> list[tuple[int, str, int, Operation]]:
