@@ -20,6 +20,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from operator import ge, gt, le, lt
 from typing import Any
 
@@ -116,7 +117,10 @@ def parse_filter(where: Where, *, category: str | None = None) -> Filter | None:
 def check_erased_fields(where: Where) -> None:
     """Refuse a filter of an erasure that wants None of a field: a variable without a value holds for many entries."""
     for field, value in (where or {}).items():
-        if value is None or value == {"$eq": None}:
+        if field in COMBINATIONS:
+            for part in [value] if field == "$not" else value:
+                check_erased_fields(part)
+        elif None in ([value.get("$eq", 0), *value.get("$in", ())] if isinstance(value, Mapping) else [value]):
             raise InvalidArgument(
                 f'erase: {field} is None: use {{{json.dumps(field)}: {{"$exists": false}}}} to erase what lacks it'
             )
@@ -194,8 +198,11 @@ def _parse_mapping(where: object, depth: int) -> tuple[Filter, ...]:
         elif key in COMBINATIONS:
             if not isinstance(value, list | tuple) or not value:
                 raise StoreError(f"where: {key} needs a list of at least one mapping, not {brief_repr(value)}")
-            options = tuple(_conjunction(_parse_mapping(item, depth + 1)) for item in value)
-            parts.append(_conjunction(options) if key == "$and" else Combination(options, is_any=True))
+            options = [_parse_mapping(item, depth + 1) for item in value]
+            if key == "$and":
+                parts += chain(*options)
+            elif all(options):  # else one of them holds for everything
+                parts.append(Combination(tuple(map(_conjunction, options)), is_any=True))
         elif key in COMPARISONS:
             raise StoreError(f'where: {key} stands without a field: {{"field": {{"{key}": value}}}}')
         else:
@@ -224,6 +231,8 @@ def _parse_field(field: str, value: Any, depth: int) -> Iterable[Filter]:
             yield Condition(field, "$ne" if operand else "$eq", None)
             continue
         operand = _json_operand(location, operand)
+        if operator == "$nin" and not operand:  # holds for everything
+            continue
         if field in FILTERED and operator != "$contains":
             for value in operand if operator in ("$in", "$nin") else [operand]:
                 _check_own(location, field, value, is_bound=operator in ORDER)

@@ -37,6 +37,7 @@ ENTRY = MemoryEntry(
 PASS = [
     None,
     {},
+    {"$and": [{}, {"$or": [{"n": 4}, {}]}], "n": {"$nin": []}},
     {"tags": {"$contains": 1.0}},
     {"user": {"$in": ("ben", "ana")}},
     {"deep": {"x": {"y": 2.0}}},
@@ -49,7 +50,7 @@ PASS = [
     {"timestamp": {"$in": ["2024-05-01T20:30+02:00"]}},
     {"timestamp": {"$contains": "2024-05"}},
 ]
-FAIL = [{"n": {"$gt": float("nan")}}, {"deep": {"$contains": "x"}}, {"source": "mine"}, {"$not": {}}]
+FAIL = [{"n": {"$gt": float("nan")}}, {"deep": {"$contains": "x"}}, {"source": "mine"}, {"$not": {"$and": [{}]}}]
 FAIL += [{"timestamp": condition} for condition in ({"$gt": "2024-05-01T18:30Z"}, None)]
 
 
