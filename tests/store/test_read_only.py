@@ -83,7 +83,22 @@ def test_writes_of_others_are_seen(path: Path) -> None:
         writer.add("pet: dog")
         assert len(store.search("pet")) == 3 == len(store.list())
     assert len(store.search("pet")) == 3
+    backup = path.rename(path.with_name("backup"))
+    for content in (None, b"no store", None):  # while somebody restores a backup
+        path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
+        with pytest.raises(StoreError, match=r"cannot be read any more|not a memalpha store"):
+            store.list()
+    backup.rename(path)
+    assert len(store.search("pet")) == 3
+    with MemoryStore.open(path.with_name("other"), embedder="hash") as other:
+        other.add_many(["pet: hen", "pet: cow", "pet: owl", "pet: fox"])  # as many operations
+    for end in ("-wal", "-shm"):  # as the guide says
+        path.with_name(f"{path.name}{end}").unlink()
+    path.with_name("other").replace(path)
+    assert {hit.entry.content[-3:] for hit in store.search("pet")} == {"hen", "cow", "owl", "fox"}
     store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        store.list()
 
 
 def test_a_write_during_a_read_of_an_unlocked_file_is_noticed(path: Path) -> None:

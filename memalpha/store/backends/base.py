@@ -41,7 +41,7 @@ class Backend(ABC):
         meta: Recorded metadata of the store.
         is_remote: True for a database on a server, which may be away.
         rollbacks: Number of transactions and operations that were undone; what was read in them may not exist.
-        losses: Number of lost connections to a server; what was read may be gone from the one that takes its place.
+        losses: Number of servers or files that another one took the place of; what was read may be gone from it.
         namespace_ids: Ids of namespaces by name, as the current transaction sees them.
         connection: Executor of the statements of the open transaction.
     """

@@ -760,8 +760,11 @@ class ReadOnlyDatabase(SQLiteDatabase):
 
     def _read_file_state(self) -> tuple[Any, ...]:
         """Return what changes when somebody writes: size and time of the file, and the size of its log."""
-        status, log = Path(self._file).stat(), self._find_log()
-        return (status.st_ino, status.st_size, status.st_mtime_ns), log.stat().st_size if log.exists() else 0
+        try:
+            status, log = Path(self._file).stat(), self._find_log()
+            return (status.st_ino, status.st_size, status.st_mtime_ns), log.stat().st_size if log.exists() else 0
+        except OSError as error:
+            raise StoreError(f"{self.path} cannot be read any more ({error.strerror}): is it there?") from error
 
     def _prepare(self, *_: Any) -> None:
         with self._translated_errors():
@@ -775,11 +778,13 @@ class ReadOnlyDatabase(SQLiteDatabase):
     def transaction(self, *namespaces: str, write: bool = True) -> Iterator[sqlite3.Connection]:
         if write:
             raise StoreError(f"{self.path} was opened read-only: open it without read_only to write")
-        with self._lock:
+        with self._lock, self._translated_errors():
             self._resume_after_fork()
-            if not self.connection.in_transaction and self._read_file_state() != self._file_state:
+            if not self.connection.in_transaction and (state := self._read_file_state()) != self._file_state:
+                self.losses += state[0][0] != self._file_state[0][0]  # it is another file, whose log is another
                 self.connection.close()
-                self._open()
+                self._is_paused = True  # until a file can be opened
+                self._resume_after_fork()
             with super().transaction(*namespaces, write=write) as connection:
                 yield connection
             if not self._file_state[1] and self._read_file_state() != self._file_state:  # an immutable one is not
