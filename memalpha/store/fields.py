@@ -19,7 +19,7 @@ from datetime import UTC, date, datetime
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
-from memalpha.arguments import brief_repr, check_items, is_finite_number
+from memalpha.arguments import brief_repr, check_flag, check_items, is_finite_number
 from memalpha.errors import DamagedStore, InvalidContent, StoreError
 from memalpha.store.schema import MemorySchema, count_core_tokens
 from memalpha.types import MemoryEntry, Operation, is_iso_time, parse_iso_time
@@ -311,16 +311,23 @@ def complete_update(update: Operation, current: MemoryEntry, *, merge_metadata: 
     Raises:
         InvalidContent: The content or the metadata cannot be stored.
     """
-    content, timestamp, metadata = update.content, update.timestamp, update.metadata
+    content, timestamp = update.content, update.timestamp
     if timestamp is None and content is not None and current.content != clean_content(content):
         timestamp = ""
-    if merge_metadata and metadata is not None:
-        if not isinstance(metadata, Mapping):
-            raise InvalidContent("metadata: a mapping with text keys is needed")
-        merged = {**current.metadata, **metadata}
-        metadata = {key: value for key, value in merged.items() if value is not None or key not in metadata}
     content = current.content if content is None else content
+    metadata = merge_into(current.metadata, update.metadata, merge_metadata)
     return replace(update, content=content, timestamp=timestamp, metadata=metadata)
+
+
+def merge_into(current: Mapping[str, Any], metadata: Any, merge_metadata: Any) -> Any:
+    """Return the metadata of a write with these arguments over `current` ones; None keeps them. Raises `StoreError`."""
+    check_flag("merge_metadata", merge_metadata)
+    if not merge_metadata or metadata is None:
+        return metadata
+    if not isinstance(metadata, Mapping):
+        raise InvalidContent("metadata: a mapping with text keys is needed")
+    merged = {**current, **metadata}
+    return {key: value for key, value in merged.items() if value is not None or key not in metadata}
 
 
 def clean_core_text(schema: MemorySchema, value: object) -> str:

@@ -18,10 +18,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from memalpha.arguments import check_count, check_flag, check_texts, check_type
+from memalpha.arguments import check_count, check_texts, check_type
 from memalpha.errors import DuplicateContent, InvalidContent, MemalphaError, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import CheckedEmbedder, Embedder, load_cross_encoder
-from memalpha.store.fields import ARGUMENTS, check_text, check_timestamp, complete_update
+from memalpha.store.fields import ARGUMENTS, check_text, check_timestamp, complete_update, merge_into
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.corpus import Corpus, Document
@@ -421,7 +421,8 @@ class Memory(ABC):
                 current = self.get(key)
             except UnknownEntry:
                 category = category or self.schema.default_category
-                fields.pop("merge_metadata", None)  # there is nothing to merge with
+                merge_metadata = fields.pop("merge_metadata", False)
+                fields["metadata"] = merge_into({}, fields.get("metadata"), merge_metadata)
                 return self.change(Operation("insert", id=key, category=category, content=content, **fields)).made
             if category not in (None, current.category):
                 raise StoreError(f"key {key!r} holds an entry of category {current.category!r}, not {category!r}")
@@ -470,7 +471,6 @@ class Memory(ABC):
             InvalidContent: The content is empty, or a field cannot be stored.
             DuplicateContent: Only the origin would change.
         """
-        check_flag("merge_metadata", merge_metadata)
         update = Operation("update", id, None, content, timestamp, importance, metadata, source, chunk, turn, expires)
         # What depends on the old version must be read where nobody else writes.
         with self.exclusive() if content is None or merge_metadata else nullcontext():

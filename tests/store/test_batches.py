@@ -140,6 +140,7 @@ def test_many_are_updated_or_none(store: MemoryStore) -> None:
         ({"id": first, "content": "Ana: lives in Rome"}, DuplicateContent, "update 1: .*already holds"),
         ({"id": first, "content": " "}, InvalidContent, "update 1: content is empty"),
         ({"id": first, "contents": "x"}, StoreError, "update 1: a mapping with id"),
+        ({"id": first, "metadata": {"n": 1}, "merge_metadata": 1}, StoreError, "update 1: merge_metadata 1: True"),
         ({"id": first, "metadata": [1], "merge_metadata": True}, InvalidContent, "update 1: metadata"),
     ):
         with pytest.raises(error, match=message):

@@ -192,6 +192,9 @@ def test_upsert_stores_under_a_key_and_replaces_what_it_holds(tmp_path):
         with pytest.raises(InvalidContent, match="without whitespace"):
             store.upsert("two words", "x")
         assert store.upsert("other", "Ana lives in Bonn.").id == "other"  # another entry's content is no obstacle
+        for _ in range(2):  # a new key and one that is there
+            merged = store.upsert("pet", "A cat.", metadata={"age": 2, "vet": None}, merge_metadata=True)
+            assert (merged.metadata, merged.version) == ({"age": 2}, 1)
 
 
 def test_several_writers_upsert_one_key_one_after_another(tmp_path):
