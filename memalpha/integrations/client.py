@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from urllib.parse import quote
 
 import httpx2
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from memalpha.arguments import brief_repr
 from memalpha.errors import ConfigError, MemalphaError
@@ -78,7 +78,6 @@ _ERRORS: Mapping[int, type[ClientError]] = {
     **dict.fromkeys((400, 413, 422), InvalidRequest),
     401: NotAuthorized,
     403: MissingRight,
-    404: EntryNotFound,
     409: ClientConflict,
     429: TooManyRequests,
     503: ServerUnavailable,
@@ -134,11 +133,14 @@ class _Request:
                 message += f": a redirect to {location}, which is the address to give"
             wait = response.headers.get("Retry-After", "")
             retry_after = float(wait) if wait.isdecimal() else None
-            error_class = _ERRORS.get(response.status_code, ClientError)
+            error_class = EntryNotFound if code == "unknown_id" else _ERRORS.get(response.status_code, ClientError)
+            if response.status_code == 404 and error_class is ClientError:
+                message += f": {response.url} is no route of a memalpha server: is its address right?"
             raise error_class(message, code=code, status=response.status_code, retry_after=retry_after)
         try:
-            value = _adapter(self.answer).validate_json(response.content)
-        except ValidationError as error:
+            # Not `validate_json`, which refuses halves of surrogate pairs in metadata.
+            value = _adapter(self.answer).validate_python(json.loads(response.content))
+        except ValueError as error:
             message = f"{self.verb} {self.path}: the answer is not of a memalpha server of this version"
             raise ClientError(message, status=response.status_code) from error
         return value if self.part is None else getattr(value, self.part)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import socket
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ from memalpha.integrations.server.http import HttpApp
 from memalpha.integrations.server.service import MemoryService
 from memalpha.policy.load import load_policy
 from memalpha.store.store import MemoryStore
+from memalpha.types import MemoryEntry
 
 
 class Served:
@@ -151,6 +153,19 @@ def test_what_cannot_be_sent_is_not_tried_again(kind: type[Exception]) -> None:
     with MemoryClient("http://a", transport=transport) as memory, pytest.raises(InvalidRequest, match="Illegal header"):
         memory.core()
     assert len(requests) == 1
+
+
+def test_half_of_a_surrogate_pair_in_metadata_is_read() -> None:
+    entry = MemoryEntry("a", "semantic", "Ana", metadata={"cut": "\ud83d", "n": 2**70})
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(200, content=json.dumps(entry.to_dict())))
+    with MemoryClient("http://a", transport=transport) as memory:
+        assert memory.get("a") == entry
+
+
+def test_a_wrong_address_is_no_missing_entry(served: Served) -> None:
+    with MemoryClient(f"{served.address}/v1", served.reader) as memory, pytest.raises(ClientError) as caught:
+        memory.get("a")
+    assert type(caught.value) is ClientError and "/v1/v1/entries/a is no route" in str(caught.value)
 
 
 def test_refusals_have_types_and_no_secret(served: Served) -> None:
