@@ -348,7 +348,7 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
         Args:
             id: Id of a live entry.
             content: New content; None keeps it, also what somebody else changed meanwhile.
-            timestamp: ISO date of the fact.
+            timestamp: ISO date of the fact; "" clears it.
             importance: From 0 to 1.
             metadata: JSON values.
             expires: ISO time at which the entry expires; "" clears it.

@@ -100,7 +100,8 @@ def test_every_route_of_the_server(served: Served) -> None:
         assert [line.operation.kind for line in memory.log(1, limit=2)] == ["update", "insert"]
         assert memory.erase(dog.id).id == dog.id
         cat = memory.insert("semantic", "Ana's cat: Tom", metadata={"user": "eva"})
-        assert memory.update(cat.id, importance=0.5).content == cat.content
+        assert memory.update(cat.id, importance=0.5, timestamp="2024-05-01").content == cat.content
+        assert memory.update(cat.id, timestamp="").timestamp is None
         memory.delete(cat.id)
         erased = memory.erase_where({"user": "eva"})
         assert erased.ids == [cat.id] and not erased.pending and memory.erase_where({"user": "eva"}).ids == []

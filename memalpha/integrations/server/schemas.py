@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
-from memalpha.store.fields import FIELDS, Kind, format_utc, is_text, parse_time
+from memalpha.store.fields import FIELDS, TIMES, Kind, format_utc, is_text, parse_time
 from memalpha.store.io.jsonl import to_json
 from memalpha.types import Hit, MemoryEntry, Operation, ToolResult
 
@@ -223,7 +223,7 @@ def _entry_fields(*, with_defaults: bool) -> dict[str, Any]:
         if not item.in_request:
             continue
         kind, about = _KINDS.get(item.kind, Label), _MEANINGS.get(item.name) if with_defaults else None
-        if item.kind == "time" and not with_defaults:
+        if item.name in TIMES and not with_defaults:
             kind = ClearableTime
         has_default = with_defaults and isinstance(item.default, float)
         default = item.default if has_default else None
