@@ -154,7 +154,6 @@ class AsyncMemoryStore:
         Args:
             work: Function that reads and writes, in the store's thread. If it raises, nothing of it is stored.
         """
-
         return await self._worker.run(self._within, self._store.transaction(), work)
 
     async def read_transaction(self, work: Callable[[MemoryStore], T]) -> T:
@@ -168,7 +167,11 @@ class AsyncMemoryStore:
 
     def _within(self, block: AbstractContextManager[None], work: Callable[[MemoryStore], T]) -> T:
         with block:
-            return work(self._store)
+            result = work(self._store)
+            if inspect.iscoroutine(result):  # nothing of it has run, and later would be outside the transaction
+                result.close()
+                raise StoreError("work: a function that is not async is needed: it gets the store, not to be awaited")
+            return result
 
     async def log(self, after: int = 0) -> AsyncIterator[tuple[int, str, Operation]]:
         """Iterate over the operations after a position: position, time (ISO, UTC), operation as applied."""

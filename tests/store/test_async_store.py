@@ -45,6 +45,8 @@ def test_async_answers_equal_sync_answers(tmp_path) -> None:
             await store.core_update("Ana")
             with pytest.raises(UnknownEntry):
                 await store.transaction(lambda memory: (memory.insert("semantic", "a"), memory.delete("nobody")))
+            with pytest.raises(StoreError, match="not async"):
+                await store.transaction(lambda memory: asyncio.sleep(0, memory.add("b")))  # pyright: ignore
             facts = await store.transaction(lambda memory: [memory.insert("semantic", text) for text in "ab"])
             assert (await store.read_transaction(lambda memory: memory.list()))[-2:] == facts
             async with store.namespace("other") as other:
