@@ -651,18 +651,15 @@ class RecordedEmbedder:
         """
         try:
             fields: dict[str, Any] = json.loads(record)
-            self.name, self.dim, self._recorded_probe = fields["name"], fields["dim"], fields["probe"]
+            self.name, self.dim, probe = fields["name"], fields["dim"], fields["probe"]
+            is_valid = isinstance(self.name, str) and type(self.dim) is int and isinstance(probe, list)
+            if not is_valid or len(probe) != self.dim or not probe or not all(type(x) in (int, float) for x in probe):
+                raise ValueError("it holds no name, dimension and probe")
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise StoreError(
                 f"{path}: its record of the embedder cannot be read ({error!r}): go back to a copy"
             ) from error
-        probe = self._recorded_probe
-        is_valid = isinstance(self.name, str) and type(self.dim) is int and isinstance(probe, list)
-        if not is_valid or len(probe) != self.dim or not probe or not all(type(x) in (int, float) for x in probe):
-            raise StoreError(
-                f"{path}: its record of the embedder holds no name, dimension and probe: go back to a copy"
-            )
-        self._path, self.requested = path, requested
+        self._path, self.requested, self._recorded_probe = path, requested, probe
         self.is_cheap = self.name in _CHEAP
         self._loaded: CheckedEmbedder | None = None
         name = self.name if requested is None else requested

@@ -21,7 +21,7 @@ import numpy as np
 from memalpha.arguments import check_count, check_texts, check_type
 from memalpha.errors import DuplicateContent, InvalidContent, MemalphaError, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import CheckedEmbedder, Embedder, load_cross_encoder
-from memalpha.store.fields import ARGUMENTS, check_text, check_timestamp, complete_update, merge_into
+from memalpha.store.fields import UPDATE_FIELDS, check_text, check_timestamp, complete_update, merge_into
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.schema import MemorySchema
 from memalpha.store.search.corpus import Corpus, Document
@@ -33,7 +33,6 @@ from memalpha.types import Hit, MemoryEntry, Operation
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_FIELDS = {*ARGUMENTS, "merge_metadata"}
 MAX_CELL = 200  # characters of a table's cell
 _RERANKED = 50  # hits that a reranker scores, or as many as are asked for
 
@@ -411,7 +410,7 @@ class Memory(ABC):
             InvalidContent: The key cannot be an id, the content is empty, or a field cannot be stored.
             TypeError: `insert` has no such argument.
         """
-        if unknown := fields.keys() - _FIELDS:
+        if unknown := fields.keys() - {*UPDATE_FIELDS}:
             raise TypeError(f"upsert() got an unexpected keyword argument {min(unknown)!r}")
         check_text("key", key)  # None would be an id of the store's making, so another entry each time
         with self.exclusive():  # no other writer between reading the key and writing it

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
@@ -582,9 +582,7 @@ class MemoryStore(Memory):
             return self.rows.insert_facts(log_end, checked, embeddings)
 
     def apply_all(self, operations: Sequence[Operation]) -> tuple[Operation, ...]:
-        if len(operations) == 1 or self.database.is_atomic:
-            return tuple(self.apply(operation) for operation in operations)
-        with self.transaction():
+        with nullcontext() if len(operations) == 1 or self.database.is_atomic else self.transaction():
             return tuple(self.apply(operation) for operation in operations)
 
     def apply_each(self, operations: Sequence[Operation]) -> list[Operation | StoreError]:

@@ -24,7 +24,6 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "importance beyond floats": lambda s: s.insert("semantic", "a", importance=HUGE),
     "importance beyond floats, negative": lambda s: s.insert("semantic", "a", importance=-HUGE),
     "chunk of many digits": lambda s: s.insert("semantic", "a", chunk=HUGE),
-    **{f"restore {n!r:.9}": lambda s, n=n: s.restore(n) for n in (True, -1, 1.0, "1", 10**9)},
     **{f"erase {id!r:.9}": lambda s, id=id: s.erase(id) for id in (None, "", 5, ["x"], "\ud800")},
     **{f"upsert {key!r:.9}": lambda s, key=key: s.upsert(key, "a") for key in (None, "", 5, "a b", "\ud800")},
     "complex vectors": lambda s: s.insert_many([{"category": "semantic", "content": "a"}], np.ones((1, 256), complex)),

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from stores import CountingEmbedder
+from stores import CountingEmbedder, quarantine
 
 from memalpha.errors import UnknownEntry
 from memalpha.store.backends import namespace
-from memalpha.store.quarantine import quarantine_operation
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
 
@@ -118,6 +117,7 @@ def read_two(store: MemoryStore, id: str) -> None:
         assert store.get(id) == store.get(id)
 
 
+CAT = Operation("insert", None, "semantic", "pet: cat")
 Call = Callable[[MemoryStore, str], object]
 TABLE: dict[str, tuple[str, Call]] = {
     "get": ("flat", lambda store, id: store.get(id)),
@@ -151,7 +151,7 @@ TABLE: dict[str, tuple[str, Call]] = {
     "around": ("flat", lambda store, id: store.around(id, 20)),
     "insert": ("flat", lambda store, id: store.insert("semantic", "pet: cat", metadata={"n": 1})),
     "insert a duplicate": ("flat", lambda store, id: store.insert("semantic", "city: Oslo")),
-    "apply_each": ("flat", lambda store, id: store.apply_each([Operation("insert", None, "semantic", "pet: cat")])),
+    "apply_each": ("flat", lambda store, id: store.apply_each([CAT])),
     "insert_many": ("flat", lambda store, id: store.insert_many([{"category": "semantic", "content": "pet: cat"}])),
     "upsert": ("flat", lambda store, id: store.upsert("ana:pet", "pet: cat")),
     "update": ("flat", lambda store, id: store.update(id, "city: Bergen")),
@@ -165,7 +165,7 @@ TABLE: dict[str, tuple[str, Call]] = {
     "restore": ("flat", lambda store, id: (store.delete(id), store.restore(store.snapshot() - 1))),
     "revert": ("grows", lambda store, id: store.revert(source="nobody")),  # it reads the log
     "revert since": ("flat", lambda store, id: (store.delete(id), store.revert(since=store.snapshot() - 1))),
-    "review": ("flat", lambda store, id: (quarantine(store), store.review(store.snapshot(), accept=True))),
+    "review": ("flat", lambda store, id: store.review(quarantine(store, CAT), accept=True)),
     "diff": ("flat", lambda store, id: store.diff(store.snapshot() - 1)),
     "erase": ("grows", lambda store, id: store.erase(id)),  # should be flat, but for rewriting the file
     "erase an unknown id": ("flat", lambda store, id: erase_unknown(store)),
@@ -174,10 +174,6 @@ TABLE: dict[str, tuple[str, Call]] = {
     "export_jsonl": ("grows", lambda store, id: store.export_jsonl(Path(store.path).with_name("log.jsonl"))),
     "import_jsonl": ("flat", lambda store, id: store.import_jsonl(Path(store.path).with_name("facts.jsonl"))),
 }
-
-
-def quarantine(store: MemoryStore) -> None:
-    store.change(quarantine_operation(Operation("insert", category="semantic", content="pet: cat"), None, "test"))
 
 
 def work_of(name: str, size: int, file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Work:

@@ -1,11 +1,11 @@
 """`recent`: newest entries first, equal in every memory, without listing the others."""
 
-import sqlite3
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores import tamper
 
+from memalpha.store.backends.sqlite import definitions
 from memalpha.store.embedding import load_embedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.schema import MEM_ALPHA
@@ -43,14 +43,7 @@ def test_recent_is_the_newest_first_after_any_program(program: list[tuple[str, i
 def test_a_damaged_log_with_a_gap_does_not_keep_it_busy(tmp_path) -> None:
     with MemoryStore.open(tmp_path / "a.db", embedder="hash") as store:
         store.add_many(["Ana lives in Oslo", "Ben likes tea"])
-    rows = sqlite3.connect(tmp_path / "a.db")
-    triggers = rows.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'").fetchall()
-    for name, _ in triggers:
-        rows.execute(f"DROP TRIGGER {name}")
-    rows.execute("UPDATE operations SET seq = 9223372036854775807 WHERE seq = 2")
-    for _, sql in triggers:
-        rows.execute(sql)
-    rows.commit()
-    rows.close()
+    gap = "UPDATE operations SET seq = 9223372036854775807 WHERE seq = 2"
+    tamper(tmp_path / "a.db", f"DROP TRIGGER operations_stay; {gap}; {definitions()['operations_stay'][1]}")
     with MemoryStore.open(tmp_path / "a.db", read_only=True) as store:
         assert [entry.content for entry in store.recent(3)] == ["Ben likes tea", "Ana lives in Oslo"]

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from stores import CountingEmbedder, NegatedEmbedder, facts, new
+from stores import NegatedEmbedder, facts, new
 
 from memalpha.errors import DataError, EmbedderError, InvalidContent, StoreError
 from memalpha.store.backends import base, sqlite
@@ -19,7 +19,6 @@ from memalpha.store.io.markdown import export_markdown
 from memalpha.store.store import MemoryStore
 
 HASH = load_embedder("hash")
-QUERY = "what is the value of a pet?"
 
 
 @pytest.mark.sqlite
@@ -126,16 +125,6 @@ def test_a_bad_line_is_named_and_nothing_is_imported(tmp_path, line: str, messag
         store.import_jsonl(tmp_path / "none")
     with pytest.raises(StoreError, match="cannot be written"):
         store.export_jsonl(tmp_path / "none" / "log.jsonl")
-
-
-def test_stored_vectors_are_reused(tmp_path) -> None:
-    with MemoryStore.open(tmp_path / "a.db", embedder=CountingEmbedder()) as store:
-        facts(store)
-        expected = store.search(QUERY)
-    again = CountingEmbedder()
-    with MemoryStore.open(tmp_path / "a.db", embedder=again) as store:
-        assert store.search(QUERY) == expected
-    assert again.texts == 2  # the query, and the one text that tells whether it is the same embedder
 
 
 def test_threads_share_a_store(tmp_path) -> None:

@@ -766,14 +766,6 @@ class ReadOnlyDatabase(SQLiteDatabase):
         except OSError as error:
             raise StoreError(f"{self.path} cannot be read any more ({error.strerror}): is it there?") from error
 
-    def _prepare(self, *_: Any) -> None:
-        with self._translated_errors():
-            self._set_limits()
-            if self._is_new():
-                raise StoreError(f"{self.path} is an empty database, not a memalpha store")
-            self._check_format()
-            self.meta = dict(self.connection.execute("SELECT key, value FROM meta"))
-
     @contextmanager
     def transaction(self, *namespaces: str, write: bool = True) -> Iterator[sqlite3.Connection]:
         if write:
