@@ -19,18 +19,7 @@ from random import Random
 from typing import Any
 
 from memalpha.config import WorldConfig
-from memalpha.qa.error_analysis import (
-    ANSWERED_WRONG,
-    GOLD_FAULTY,
-    NEVER_WRITTEN,
-    NOT_FOUND,
-    NOT_RETRIEVED,
-    OVERWRITTEN,
-    PARTLY_RETRIEVED,
-    SHOULD_HAVE_ABSTAINED,
-    WRITTEN_WRONG,
-    classified,
-)
+from memalpha.qa.error_analysis import ERROR_CLASSES, classified
 from memalpha.qa.passages import Passage, Retrieval
 from memalpha.qa.report import Record
 from memalpha.tasks.synthetic.worlds import tasks
@@ -57,10 +46,10 @@ def cases(task: Task, rng: Random) -> Iterator[Case]:
     for question in task.questions:
         written_entries, live = _oracle(task, question)
         if not question.answers:
-            yield Case(task, sample_retrieval(question, live, live, written_entries, rng), SHOULD_HAVE_ABSTAINED)
+            yield Case(task, sample_retrieval(question, live, live, written_entries, rng), "should_have_abstained")
             continue
         faulty = question.model_copy(update={"meta": {**question.meta, "fault": "wrong_answer"}})
-        yield Case(task, sample_retrieval(faulty, live, live, written_entries, rng), GOLD_FAULTY)
+        yield Case(task, sample_retrieval(faulty, live, live, written_entries, rng), "gold_faulty")
         support = [entry for entry in live if set(entry.turns) & set(question.evidence)]
         if {turn for entry in support for turn in entry.turns} < set(question.evidence) or not support:
             continue  # a later update replaced the support, so that a perfect memory no longer has it
@@ -70,16 +59,16 @@ def cases(task: Task, rng: Random) -> Iterator[Case]:
         earlier = [entry for entry in written_entries if entry is not dropped]
         key, _, _ = dropped.text.partition(": ")
         garbled = Passage(f"{key}: Nowhere", id=dropped.id, turns=dropped.turns)
-        yield Case(task, sample_retrieval(question, rest, rest, earlier, rng), NEVER_WRITTEN)
-        yield Case(task, sample_retrieval(question, rest, [*rest, garbled], [*earlier, garbled], rng), WRITTEN_WRONG)
-        yield Case(task, sample_retrieval(question, rest, rest, written_entries, rng), OVERWRITTEN)
-        yield Case(task, sample_retrieval(question, distractors, live, written_entries, rng), NOT_RETRIEVED)
-        yield Case(task, sample_retrieval(question, distractors, None, None, rng), NOT_FOUND)
-        yield Case(task, sample_retrieval(question, distractors, live, written_entries, rng, support), ANSWERED_WRONG)
+        yield Case(task, sample_retrieval(question, rest, rest, earlier, rng), "never_written")
+        yield Case(task, sample_retrieval(question, rest, [*rest, garbled], [*earlier, garbled], rng), "written_wrong")
+        yield Case(task, sample_retrieval(question, rest, rest, written_entries, rng), "overwritten_or_deleted")
+        yield Case(task, sample_retrieval(question, distractors, live, written_entries, rng), "not_retrieved")
+        yield Case(task, sample_retrieval(question, distractors, None, None, rng), "not_found")
+        yield Case(task, sample_retrieval(question, distractors, live, written_entries, rng, support), "answered_wrong")
         if len(support) > 1:
             first = [entry for entry in support if entry is not dropped]
             yield Case(
-                task, sample_retrieval(question, distractors, live, written_entries, rng, first), PARTLY_RETRIEVED
+                task, sample_retrieval(question, distractors, live, written_entries, rng, first), "partly_retrieved"
             )
 
 
@@ -123,17 +112,7 @@ def measure(pairs_of_classes: Sequence[tuple[str, str]]) -> dict[str, dict[str, 
             "recall": pairs[name, name] / truths[name] if truths[name] else None,
             "taken_for": {verdict: n for (truth, verdict), n in pairs.items() if truth == name != verdict},
         }
-        for name in (
-            GOLD_FAULTY,
-            SHOULD_HAVE_ABSTAINED,
-            NEVER_WRITTEN,
-            WRITTEN_WRONG,
-            OVERWRITTEN,
-            NOT_RETRIEVED,
-            PARTLY_RETRIEVED,
-            NOT_FOUND,
-            ANSWERED_WRONG,
-        )
+        for name in ERROR_CLASSES
     }
 
 

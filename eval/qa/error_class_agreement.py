@@ -23,7 +23,7 @@ from pathlib import Path
 from random import Random
 
 from memalpha.config import WorldConfig
-from memalpha.qa.error_analysis import GOLD_FAULTY, SHOULD_HAVE_ABSTAINED, classified
+from memalpha.qa.error_analysis import classified
 from memalpha.qa.evaluate import BUDGET, EVAL_K, run_systems
 from memalpha.qa.passages import Retrieval
 from memalpha.qa.reader import load_reader
@@ -102,7 +102,7 @@ def samples(data: str, set_names: Sequence[str]) -> Iterator[Sample]:
                 for task, group in zip(tasks, retrievals, strict=True)
                 for retrieval in group
             }
-            wrong = [r for r in report.records if r.error_class not in (None, GOLD_FAULTY, SHOULD_HAVE_ABSTAINED)]
+            wrong = [r for r in report.records if r.error_class not in (None, "gold_faulty", "should_have_abstained")]
             for record in Random(0).sample(wrong, min(COUNTS[set_name], len(wrong))):
                 task, retrieval = by_question[record.task, record.question_id]
                 key = " ".join((set_name, name, record.task, record.question_id))

@@ -61,34 +61,24 @@ T = TypeVar("T")
 Rule = Literal["facts", "turns", "chunks", "answers"]
 Style = Literal["full", "compact", "mem-alpha"]
 
-GOLD_FAULTY = "gold_faulty"
-SHOULD_HAVE_ABSTAINED = "should_have_abstained"
-NEVER_WRITTEN = "never_written"
-WRITTEN_WRONG = "written_wrong"
-OVERWRITTEN = "overwritten_or_deleted"
-PARTLY_RETRIEVED = "partly_retrieved"
-NOT_RETRIEVED = "not_retrieved"
-NOT_FOUND = "not_found"
-ANSWERED_WRONG = "answered_wrong"
-
 ERROR_CLASSES: Mapping[str, str] = {
-    GOLD_FAULTY: "the gold answer is marked as faulty",
-    NEVER_WRITTEN: "what was asked for was never written",
-    WRITTEN_WRONG: "what was asked for was written wrong",
-    OVERWRITTEN: "what was asked for was written, then overwritten or deleted",
-    NOT_RETRIEVED: "the memory held what was asked for, but it was not retrieved",
-    PARTLY_RETRIEVED: "only a part of what was asked for was retrieved",
-    NOT_FOUND: "what was asked for was not among what was retrieved",
-    ANSWERED_WRONG: "what was asked for was retrieved, and the answer is wrong all the same",
-    SHOULD_HAVE_ABSTAINED: "there is no answer to the question, and one was given",
+    "gold_faulty": "the gold answer is marked as faulty",
+    "never_written": "what was asked for was never written",
+    "written_wrong": "what was asked for was written wrong",
+    "overwritten_or_deleted": "what was asked for was written, then overwritten or deleted",
+    "not_found": "what was asked for was not among what was retrieved",
+    "not_retrieved": "the memory held what was asked for, but it was not retrieved",
+    "partly_retrieved": "only a part of what was asked for was retrieved",
+    "should_have_abstained": "there is no answer to the question, and one was given",
+    "answered_wrong": "what was asked for was retrieved, and the answer is wrong all the same",
 }
 """Error classes in the order of the pipeline, each with its meaning."""
 _LOST_BEFORE = {
-    "sound": (GOLD_FAULTY,),
-    "written": (NEVER_WRITTEN, WRITTEN_WRONG),
-    "kept": (OVERWRITTEN,),
-    "retrieved": (NOT_RETRIEVED, PARTLY_RETRIEVED, NOT_FOUND),
-    "answered": (ANSWERED_WRONG, SHOULD_HAVE_ABSTAINED),
+    "sound": ("gold_faulty",),
+    "written": ("never_written", "written_wrong"),
+    "kept": ("overwritten_or_deleted",),
+    "retrieved": ("not_retrieved", "partly_retrieved", "not_found"),
+    "answered": ("answered_wrong", "should_have_abstained"),
 }
 """Error classes that keep a question from a stage of the waterfall, beside those of the stages before."""
 
@@ -144,18 +134,18 @@ def _class_of(record: Record, question: Question, support_trace: Trace) -> str |
     if record.correct:
         return None
     if is_gold_faulty(question):
-        return GOLD_FAULTY
+        return "gold_faulty"
     if not question.answers:
-        return SHOULD_HAVE_ABSTAINED
+        return "should_have_abstained"
     if support_trace.retrieved:
-        return ANSWERED_WRONG
+        return "answered_wrong"
     if support_trace.live:
-        return PARTLY_RETRIEVED if support_trace.partly_retrieved else NOT_RETRIEVED
+        return "partly_retrieved" if support_trace.partly_retrieved else "not_retrieved"
     if support_trace.live is None or support_trace.written is None:
-        return PARTLY_RETRIEVED if support_trace.partly_retrieved else NOT_FOUND
+        return "partly_retrieved" if support_trace.partly_retrieved else "not_found"
     if support_trace.written:
-        return OVERWRITTEN
-    return WRITTEN_WRONG if support_trace.written_wrong else NEVER_WRITTEN
+        return "overwritten_or_deleted"
+    return "written_wrong" if support_trace.written_wrong else "never_written"
 
 
 def evidence_recall(retrieval: Retrieval) -> float | None:
@@ -255,7 +245,7 @@ class Waterfall:
         for stage, classes in _LOST_BEFORE.items():
             remaining -= sum(error_counts[name] for name in classes)
             shares[stage] = remaining / n
-        if error_counts[NOT_FOUND] or any(r.error_class == PARTLY_RETRIEVED and r.live is None for r in records):
+        if error_counts["not_found"] or any(r.error_class == "partly_retrieved" and r.live is None for r in records):
             shares["written"] = shares["kept"] = None
         counts = {name: error_counts[name] for name in ERROR_CLASSES if error_counts[name]}
         shares |= zip(("ceiling", "ceiling_n", "ceiling_answered"), ceiling_accuracy(records), strict=True)

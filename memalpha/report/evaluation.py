@@ -31,14 +31,10 @@ APART = (("after", "answerable", False), ("before", "unanswerable", False))
 RIGHT = "right"
 CLASS_LABELS = {
     RIGHT: "answered right",
+    **{name: name.replace("_", " ") for name in reversed(ERROR_CLASSES)},
     "answered_wrong": "retrieved, answered wrong",
-    "should_have_abstained": "should have abstained",
-    "partly_retrieved": "partly retrieved",
     "not_retrieved": "held, not retrieved",
     "not_found": "not among what was retrieved",
-    "overwritten_or_deleted": "overwritten or deleted",
-    "written_wrong": "written wrong",
-    "never_written": "never written",
     "gold_faulty": "gold answer faulty",
 }
 """Label of each part of a bar, from right answers to support that was never written."""
