@@ -138,6 +138,19 @@ def split_json_items(data: bytes, name: str) -> list[tuple[str, bytes]]:
     return [(f"{name}: row {number}", json.dumps(row).encode()) for number, row in rows]
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically, as ASCII: model output may contain lone surrogates, which UTF-8 cannot encode."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, f"{json.dumps(value, indent=1)}\n".encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically: an interrupted write leaves the file that was there."""
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
 def parse_json_or_none(text: str | bytes) -> Any:
     """Return the value of a JSON text; None for another text."""
     try:

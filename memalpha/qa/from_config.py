@@ -43,7 +43,7 @@ from memalpha.store.schema import load_schema
 from memalpha.tasks.catalog import MODULES, get_data_set
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.load import load_evaluation_tasks, load_tasks
-from memalpha.text_files import lock_file, parse_json_or_none
+from memalpha.text_files import lock_file, parse_json_or_none, write_json
 from memalpha.types import Task
 
 MARKER = ".unfinished"
@@ -100,8 +100,7 @@ class UnfinishedEvaluation:
         self.replies_path.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        text = json.dumps({"finished": list(self.reports), "provenance": self._provenance}, indent=1)
-        self._path.write_text(text + "\n", encoding="utf-8")
+        write_json(self._path, {"finished": list(self.reports), "provenance": self._provenance})
 
 
 TRAINED_SYSTEM = "trained"

@@ -27,6 +27,7 @@ from memalpha.qa.scoring.stats import ScoredAnswer, group_values, mean
 from memalpha.store.memory import html_table
 from memalpha.tasks.catalog import get_data_set, locate
 from memalpha.tasks.formats.files import compute_sha256
+from memalpha.text_files import write_json
 from memalpha.types import Task, Trajectory, TrajectoryGroup
 
 
@@ -255,14 +256,12 @@ class Report:
         """Write `eval/<name>.json` (the summary) and `eval/<name>.jsonl` (a line per question) under `directory`."""
         folder = make_result_folder(directory)
         stem = file_stem(self.name)
-        summary = json.dumps(self.summary, indent=2)
-        (folder / f"{stem}.json").write_text(summary + "\n", encoding="utf-8")
+        write_json(folder / f"{stem}.json", self.summary)
         save_records(self.records, folder / f"{stem}.jsonl")
         unjudged_path = folder / f"{stem}.unjudged.json"
         unjudged_path.unlink(missing_ok=True)  # an earlier evaluation may have left one
         if self.unjudged:
-            lines = [answer.as_json() for answer in self.unjudged]
-            unjudged_path.write_text(json.dumps(lines, indent=1) + "\n", encoding="utf-8")
+            write_json(unjudged_path, [answer.as_json() for answer in self.unjudged])
         return folder / f"{stem}.json"
 
     @classmethod
@@ -508,10 +507,8 @@ def save_results(folder: Path, reports: Sequence[Report], source: Mapping[str, A
         reports: Reports of all systems.
         source: Provenance of the evaluation; see `provenance`.
     """
-    summary = {**source, "systems": {report.name: report.summary for report in reports}}
-    partial = folder / f".{SUMMARY}.part"  # a full disk must not leave half a summary, which would refuse to resume
-    partial.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    partial.replace(folder / f"{SUMMARY}.json")
+    # Atomically: a full disk must not leave half a summary, which would refuse to resume.
+    write_json(folder / f"{SUMMARY}.json", {**source, "systems": {report.name: report.summary for report in reports}})
     header, rows = table_rows(reports)
     with (folder / "systems.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

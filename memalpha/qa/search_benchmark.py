@@ -17,12 +17,11 @@ its English stop words, Snowball's English stems, and bigrams of Chinese, Japane
 from __future__ import annotations
 
 import importlib.util
-import json
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,13 +35,15 @@ from memalpha.qa.progress import show_progress
 from memalpha.qa.report import align_columns, format_interval, make_result_folder
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate, group_values
 from memalpha.store.embedding import load_embedder
-from memalpha.store.search.ranking import ROUTES, Route
+from memalpha.store.search.ranking import ROUTES
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.load import load_evaluation_tasks
+from memalpha.text_files import write_json
 from memalpha.types import MemoryEntry, Task
 
 KS = (1, 5, 10, 20)
 DEPTH = 100
+Search = Callable[[Sequence[str], int], Sequence[Sequence[MemoryEntry]]]
 
 
 class EvidenceQuestion(NamedTuple):
@@ -73,9 +74,7 @@ class EvidenceRanks:
 
 
 def rank_evidence(
-    questions: Sequence[EvidenceQuestion],
-    search: Callable[[Sequence[str], int], Sequence[Sequence[MemoryEntry]]],
-    unit: Callable[[MemoryEntry], str | None],
+    questions: Sequence[EvidenceQuestion], search: Search, unit: Callable[[MemoryEntry], str | None]
 ) -> list[EvidenceRanks]:
     """Return the ranks of each question's evidence units.
 
@@ -117,8 +116,6 @@ BM25S = "bm25s"
 WITHOUT_EMBEDDER = ("bm25", BM25S)
 _WITHOUT_SPACES = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]+")
 
-Search = Callable[[Sequence[str], int], Sequence[Sequence[MemoryEntry]]]
-
 
 def run_search(config: EvalConfig) -> dict[str, Any]:
     """Run the benchmark on `config.data`: a task file, or a folder of task files, each a kind of text of its own.
@@ -148,7 +145,7 @@ def run_search(config: EvalConfig) -> dict[str, Any]:
     without = sum(not question.evidence for question in questions)
     result = {"retrieval": rows, "questions_without_evidence": without}
     if folder is not None:
-        (folder / "search.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(folder / "search.json", result)
     return result
 
 
@@ -218,16 +215,21 @@ def measure_task(task: Task, embedder: str, methods: Sequence[str]) -> dict[str,
         entry_ids = {turn: entry.id for (piece, _), entry in zip(pieces, entries, strict=True) for turn in piece.turns}
         distinct = {entry.id: entry for entry in entries}.values()
         for last, questions in _questions_by_chunk(task, entry_ids).items():
+
+            def search(queries: Sequence[str], k: int, method: Any, last: int = last) -> list[list[MemoryEntry]]:
+                results = store.search_many(queries, k, route=method, where={"chunk": {"$lte": last}})
+                return [[hit.entry for hit in hits if hit.score > 0 or method != "bm25"] for hits in results]
+
             visible = [entry for entry in distinct if entry.chunk is not None and entry.chunk <= last]
             for method in methods:
-                search = _bm25s_search(visible) if method == BM25S else _route_search(store, method, last)
-                ranks[method] += rank_evidence(questions, search, lambda entry: entry.id)
+                by_method = _bm25s_search(visible) if method == BM25S else partial(search, method=method)
+                ranks[method] += rank_evidence(questions, by_method, lambda entry: entry.id)
     return ranks
 
 
 def _questions_by_chunk(task: Task, entry_ids: Mapping[str, str]) -> dict[int, list[EvidenceQuestion]]:
     """Return the questions by the last chunk that they may know."""
-    groups: dict[int, list[EvidenceQuestion]] = defaultdict(list)
+    groups: dict[int, list[EvidenceQuestion]] = {}
     for question in task.questions:
         if question.evidence:
             if unknown := [turn for turn in question.evidence if turn not in entry_ids]:
@@ -237,18 +239,8 @@ def _questions_by_chunk(task: Task, entry_ids: Mapping[str, str]) -> dict[int, l
                 )
             gold = dict.fromkeys(entry_ids[turn] for turn in question.evidence)
             asked = EvidenceQuestion(question.question, question.category or "all", tuple(gold))
-            groups[task.asked_after(question)].append(asked)
+            groups.setdefault(task.asked_after(question), []).append(asked)
     return groups
-
-
-def _route_search(store: MemoryStore, method: str, last: int) -> Search:
-    route: Route = next(route for route in ROUTES if route == method)
-
-    def search(queries: Sequence[str], k: int) -> list[list[MemoryEntry]]:
-        found = store.search_many(queries, k, route=route, where={"chunk": {"$lte": last}})
-        return [[hit.entry for hit in hits if hit.score > 0 or route != "bm25"] for hits in found]
-
-    return search
 
 
 def _bm25s_search(entries: Sequence[MemoryEntry]) -> Search:

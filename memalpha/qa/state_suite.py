@@ -32,10 +32,9 @@ states `topic: value` if it contains the value, and a sentence if it has all wor
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,6 +54,7 @@ from memalpha.store.values import contains, key_value
 from memalpha.tasks.load import load_evaluation_tasks
 from memalpha.tasks.synthetic import worlds
 from memalpha.tasks.synthetic.state_world import SITUATIONS
+from memalpha.text_files import write_json
 from memalpha.types import Question, Task
 
 VERDICTS = ("right", "missing", "stale", "false")
@@ -116,7 +116,7 @@ def run_state(config: EvalConfig) -> dict[str, Any]:
     questions = sum(len(task.questions) for task in tasks)
     result = {"systems": rows, "questions": questions, "conversations": len(tasks)}
     if folder is not None:
-        (folder / "state.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(folder / "state.json", result)
     return result
 
 
@@ -131,12 +131,14 @@ def read_with_systems(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[tup
 
 
 def _verdict_row(name: str, tasks: Sequence[Task], by_task: Sequence[Sequence[Retrieval]]) -> dict[str, Any]:
-    memories = [(task.id, item) for task, items in zip(tasks, by_task, strict=True) for item in items]
-    verdicts = [(task, verdict(item)) for task, item in memories]
-    situations = [item.question.meta["situation"] for _, item in memories]
-    by_situation = group_values(zip(situations, verdicts, strict=True))
-    shares_by_situation = {situation: _shares(by_situation.get(situation, [])) for situation in SITUATIONS}
-    return {"system": name, **_shares(verdicts), "situations": shares_by_situation}
+    by_situation = group_values(
+        (item.question.meta["situation"], (task.id, verdict(item)))
+        for task, items in zip(tasks, by_task, strict=True)
+        for item in items
+    )
+    everything = [pair for pairs in by_situation.values() for pair in pairs]
+    situations = {situation: _shares(by_situation[situation]) for situation in SITUATIONS}
+    return {"system": name, **_shares(everything), "situations": situations}
 
 
 def _shares(verdicts: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -161,23 +163,6 @@ def format_state(result: Mapping[str, Any]) -> str:
 # ----------------------------------------------------------------------------------------------------- gold operations
 
 
-@dataclass(frozen=True, slots=True)
-class StatedCheck:
-    """Hold one statement and the texts of which one has to state it.
-
-    Attributes:
-        score: Score it counts for.
-        task: Id of the task.
-        statement: Fact, or entry.
-        texts: Entries, or facts.
-    """
-
-    score: str
-    task: str
-    statement: str
-    texts: tuple[str, ...]
-
-
 def score_memories(config: EvalConfig) -> dict[str, Any]:
     """Score `config.systems` against the gold operations of the tasks in `config.data`.
 
@@ -197,31 +182,30 @@ def score_memories(config: EvalConfig) -> dict[str, Any]:
     for task in tasks:
         if not task.gold_operations:
             raise DataError(f"{config.data}: task {task.id} has no gold operations to compare a memory with")
-    probed = [_probe(task) for task in tasks]
+    probed = []
+    for task in tasks:  # a question after each chunk, at which the memory is looked at
+        questions = tuple(
+            Question(id=f"after-{chunk.index}", question="memory", answers=(), asked_after_chunk=chunk.index)
+            for chunk in task.chunks
+        )
+        probed.append(task.model_copy(update={"questions": questions}))
     judge = None if config.judge is None else load_judge(config.judge)
     rows = []
     for name, by_task in read_with_systems(config, probed):
-        checks: list[StatedCheck] = []
-        for task, memories in zip(tasks, by_task, strict=True):
-            checks += compare_task(task, list(map(memory_texts, memories)))
-        rows.append(_score_row(name, checks, judge))
+        statements = [
+            (score, task.id, statement)
+            for task, memories in zip(tasks, by_task, strict=True)
+            for score, statement in compare_task(task, list(map(memory_texts, memories)))
+        ]
+        rows.append(_score_row(name, statements, judge))
     result = {"systems": rows, "conversations": len(tasks), "by": "words" if judge is None else judge.name}
     if folder is not None:
-        (folder / "gold_scores.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_json(folder / "gold_scores.json", result)
     return result
 
 
-def _probe(task: Task) -> Task:
-    """Return the task with a question after each chunk, at which the memory is looked at."""
-    questions = [
-        Question(id=f"after-{chunk.index}", question="memory", answers=(), asked_after_chunk=chunk.index)
-        for chunk in task.chunks
-    ]
-    return task.model_copy(update={"questions": tuple(questions)})
-
-
-def compare_task(task: Task, memories: Sequence[tuple[str, ...]]) -> list[StatedCheck]:
-    """Return what has to be decided about the memories after each chunk of a task.
+def compare_task(task: Task, memories: Sequence[tuple[str, ...]]) -> list[tuple[str, Statement]]:
+    """Return the statements to decide about the memories after each chunk of a task, each with the score it counts for.
 
     Args:
         task: Task with gold operations.
@@ -230,23 +214,22 @@ def compare_task(task: Task, memories: Sequence[tuple[str, ...]]) -> list[Stated
     false = task.meta.get("interference", ())
     live: dict[str, None] = {}
     before: tuple[str, ...] = ()
-    comparisons = []
+    statements = []
     for chunk, memory in zip(task.chunks, memories, strict=True):
         for operation in task.gold_at(chunk.index):
             live.pop(operation.replaces or "", None)
             if operation.content:
                 live[operation.content] = None
-                comparisons.append(StatedCheck("recall", task.id, operation.content, memory))
+                statements.append(("recall", Statement(operation.content, memory)))
             if operation.kind == "update" and operation.replaces:
-                comparisons.append(StatedCheck("omitted", task.id, operation.content, memory))
+                statements.append(("omitted", Statement(operation.content, memory)))
                 others = tuple(text for text in memory if not says(text, operation.content))
-                comparisons.append(StatedCheck("stale", task.id, operation.replaces, others))
-        comparisons += [StatedCheck("precision", task.id, text, tuple(live)) for text in memory if text not in before]
-        comparisons += [
-            StatedCheck("false", task.id, content, memory) for index, content in false if index == chunk.index
-        ]
+                statements.append(("stale", Statement(operation.replaces, others)))
+        new = (text for text in memory if text not in before)
+        statements += [("precision", Statement(text, tuple(live), is_entry=True)) for text in new]
+        statements += [("false", Statement(content, memory)) for index, content in false if index == chunk.index]
         before = memory
-    return comparisons
+    return statements
 
 
 def says(text: str, fact: str) -> bool:
@@ -256,28 +239,29 @@ def says(text: str, fact: str) -> bool:
     return term_counts(fact).keys() <= term_counts(text).keys()
 
 
-def _judged(items: Sequence[StatedCheck], judge: Judge) -> list[bool | None]:
-    """Ask the judge; None where it gave no verdict. What has no texts beside it is not asked."""
-    statements = []
-    for item in items:
-        terms = term_counts(item.statement)
-        texts = sorted(item.texts, key=lambda text: -len(terms.keys() & term_counts(text).keys()))[:SHOWN]
-        statements.append(Statement(item.statement, tuple(texts), is_entry=item.score == "precision"))
-    return [None if verdict.score is None else verdict.score >= 0.5 for verdict in judge.judge(statements)]
+def _nearest_sources(statement: Statement) -> Statement:
+    terms = term_counts(statement.text).keys()
+    nearest = sorted(statement.sources, key=lambda text: -len(terms & term_counts(text).keys()))[:SHOWN]
+    return replace(statement, sources=tuple(nearest))
 
 
-def _is_stated(item: StatedCheck) -> bool:
-    if item.score == "precision":
-        return any(says(item.statement, fact) for fact in item.texts)
-    return any(says(text, item.statement) for text in item.texts)
+def _is_stated(statement: Statement) -> bool:
+    if statement.is_entry:
+        return any(says(statement.text, fact) for fact in statement.sources)
+    return any(says(text, statement.text) for text in statement.sources)
 
 
-def _score_row(name: str, items: Sequence[StatedCheck], judge: Judge | None) -> dict[str, Any]:
-    stated = list(map(_is_stated, items)) if judge is None else _judged(items, judge)
+def _score_row(name: str, items: Sequence[tuple[str, str, Statement]], judge: Judge | None) -> dict[str, Any]:
+    """Score a system's statements, each with its score and task; one without the judge's verdict counts as unjudged."""
+    if judge is None:
+        stated = [_is_stated(statement) for *_, statement in items]
+    else:
+        verdicts = judge.judge([_nearest_sources(statement) for *_, statement in items])
+        stated = [None if verdict.score is None else verdict.score >= 0.5 for verdict in verdicts]
     row: dict[str, Any] = {"system": name, "unjudged": sum(value is None for value in stated), **dict.fromkeys(SCORES)}
     answers = group_values(
-        (item.score, ScoredAnswer(item.task, "", float(value == (item.score != "omitted"))))
-        for item, value in zip(items, stated, strict=True)
+        (score, ScoredAnswer(task, "", float(value == (score != "omitted"))))
+        for (score, task, _), value in zip(items, stated, strict=True)
         if value is not None
     )
     for score, result in ((score, estimate(of_score)) for score, of_score in answers.items()):

@@ -25,8 +25,9 @@ from memalpha.config import PreferenceConfig, RewardModelConfig, SFTConfig, Text
 from memalpha.config.common import Config
 from memalpha.config.training import AnyTraining
 from memalpha.errors import CheckpointError, ConfigError, DataError, TrainingError
+from memalpha.text_files import write_bytes
 from memalpha.train.learner.distributed import join_world, local_device
-from memalpha.train.trainers.directory import RunDirectory, write_bytes
+from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.progress import Callbacks, OnStep, check_trackers
 from memalpha.train.trainers.trainer import Trainer, resolve_init_from
 

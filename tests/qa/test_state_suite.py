@@ -93,7 +93,9 @@ def test_words_decide_strictly(text, fact, expected):
 
 def test_what_is_compared():
     before, after = (FIRST, "hello"), (FIRST, MOVED, "Ana is rich")
-    items = [(item.score, item.statement, item.texts) for item in state_suite.compare_task(TASK, [before, after])]
+    statements = state_suite.compare_task(TASK, [before, after])
+    assert all(statement.is_entry == (score == "precision") for score, statement in statements)
+    items = [(score, statement.text, statement.sources) for score, statement in statements]
     assert items[:3] == [("recall", FIRST, before), ("precision", FIRST, (FIRST,)), ("precision", "hello", (FIRST,))]
     changed = [("recall", MOVED, after), ("omitted", MOVED, after), ("stale", FIRST, (FIRST, "Ana is rich"))]
     written = [("precision", text, (MOVED,)) for text in (MOVED, "Ana is rich")]

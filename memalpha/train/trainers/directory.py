@@ -40,7 +40,7 @@ from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.base import ADAPTER_CONFIG
 from memalpha.policy.load import resolve_checkpoint
 from memalpha.policy.transformers import TransformersPolicy
-from memalpha.text_files import lock_file
+from memalpha.text_files import lock_file, write_bytes, write_json
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, shard_like
 from memalpha.train.learner.engine import BaseEngine
 
@@ -148,19 +148,6 @@ def load_weights(path: Path, engine: BaseEngine) -> None:
         raise CheckpointError(
             f"the weights of {path} cannot be loaded: {error}; delete it to resume from an earlier one"
         ) from error
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically, as ASCII: model output may contain lone surrogates, which UTF-8 cannot encode."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, f"{json.dumps(value, indent=1)}\n".encode())
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file atomically: an interrupted write leaves the file that was there."""
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_bytes(data)
-    temporary.replace(path)
 
 
 def _flush(path: Path) -> None:

@@ -23,7 +23,8 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Record, Report
-from memalpha.train.trainers.directory import RunDirectory, write_json
+from memalpha.text_files import write_json
+from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.trainer import Evaluations
 from memalpha.types import Task, Trajectory

@@ -50,6 +50,7 @@ from memalpha.errors import (
 from memalpha.policy.load import absolute_policy_name, load_policy
 from memalpha.policy.model_files import weights_fingerprint
 from memalpha.policy.transformers import TransformersPolicy
+from memalpha.text_files import write_bytes, write_json
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.engine import BaseEngine, Engine
 from memalpha.train.learner.lora import add_lora, add_tokens
@@ -60,9 +61,7 @@ from memalpha.train.trainers.directory import (
     RunDirectory,
     load_checkpoint,
     load_weights,
-    write_bytes,
     write_checkpoint,
-    write_json,
 )
 from memalpha.train.trainers.model_card import SMALL_MODEL, render_card
 from memalpha.train.trainers.progress import Callbacks, Display, format_validation, open_trackers
