@@ -9,8 +9,8 @@ import re
 
 from memalpha import load_tasks
 from memalpha.qa.evaluate import run_systems
-from memalpha.qa.passages import Passage
 from memalpha.qa.reader import load_reader
+from memalpha.qa.systems import Passage
 
 
 def words(text):

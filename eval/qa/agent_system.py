@@ -17,8 +17,7 @@ from functools import cache
 
 from memalpha import MemoryAgent, MemoryStore, load_policy
 from memalpha.policy.base import Policy
-from memalpha.qa.passages import Passage, as_passage, passage_tokens, turn_passages
-from memalpha.qa.systems import SearchSystem
+from memalpha.qa.systems import Passage, SearchSystem, as_passage, passage_tokens, turn_passages
 from memalpha.store.embedding import Embedder
 from memalpha.types import Chunk
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from memalpha.config import WorldConfig
 from memalpha.qa.error_analysis import ERROR_CLASSES, classified
-from memalpha.qa.passages import Passage, Retrieval
 from memalpha.qa.report import Record
+from memalpha.qa.systems import Passage, Retrieval
 from memalpha.tasks.synthetic.worlds import tasks
 from memalpha.types import Question, Task
 

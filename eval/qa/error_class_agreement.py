@@ -25,10 +25,9 @@ from random import Random
 from memalpha.config import WorldConfig
 from memalpha.qa.error_analysis import classified
 from memalpha.qa.evaluate import BUDGET, EVAL_K, run_systems
-from memalpha.qa.passages import Retrieval
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Record
-from memalpha.qa.systems import SystemSettings, load_system
+from memalpha.qa.systems import Retrieval, SystemSettings, load_system
 from memalpha.store.embedding import load_embedder
 from memalpha.store.values import holds_answer
 from memalpha.tasks.load import load_tasks

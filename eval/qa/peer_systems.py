@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from memalpha.errors import ConfigError
-from memalpha.qa.passages import Passage, passage_tokens, turn_passages
+from memalpha.qa.systems import Passage, passage_tokens, turn_passages
 from memalpha.store.embedding import Embedder
 from memalpha.types import Chunk
 

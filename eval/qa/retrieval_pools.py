@@ -43,8 +43,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from memalpha.qa.passages import raw_fields, turn_passages
 from memalpha.qa.search_benchmark import EvidenceQuestion, EvidenceRanks, rank_evidence, summarize_ranks
+from memalpha.qa.systems import raw_fields, turn_passages
 from memalpha.store.embedding import CachedEmbedder, Embedder, load_embedder
 from memalpha.store.search.ranking import Route
 from memalpha.store.store import MemoryStore

@@ -46,8 +46,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
-from memalpha.qa.passages import Passage, Retrieval, WrittenMemory
 from memalpha.qa.scoring.stats import group_values
+from memalpha.qa.systems import Passage, Retrieval, WrittenMemory
 from memalpha.store.search.lexical import term_counts
 from memalpha.store.values import contains, is_same, key_value, normalize, tokens
 from memalpha.tasks.formats.messages import READ_ROLES

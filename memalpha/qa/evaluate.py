@@ -41,14 +41,25 @@ from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.policy.base import BilledPolicy, Policy, is_endpoint, with_prompt_style
 from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall, with_error_classes
 from memalpha.qa.memory_reward import MemoryReward, conversation_tokens
-from memalpha.qa.passages import Passage, Retrieval, as_passage, passage_tokens, passages_as_hits
 from memalpha.qa.reader import load_reader, reader_metrics, with_check
 from memalpha.qa.report import CHANGED, Record, Report, estimate_tokens, scored_answers, summarize
 from memalpha.qa.scoring import metrics
 from memalpha.qa.scoring.judge import ContentVerdicts, Judge, UnjudgedAnswer, judge_records, judge_step
 from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, longmemeval, session_scores
 from memalpha.qa.scoring.stats import estimate, group_values, macro, mean
-from memalpha.qa.systems import EvaluatedSystem, Oracle, Retrievals, SystemSettings, UsesPolicy, as_system
+from memalpha.qa.systems import (
+    EvaluatedSystem,
+    Oracle,
+    Passage,
+    Retrieval,
+    Retrievals,
+    SystemSettings,
+    UsesPolicy,
+    as_passage,
+    as_system,
+    passage_tokens,
+    passages_as_hits,
+)
 from memalpha.store.embedding import Embedder, check_embedder, load_embedder
 from memalpha.store.memory import WorkingMemory
 from memalpha.store.state import MemoryState

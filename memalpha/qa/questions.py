@@ -25,10 +25,10 @@ from memalpha.config import ReaderConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy, sample_checked
 from memalpha.policy.chat.text import enclose, plain_text
-from memalpha.qa.passages import passages_as_hits, turn_passages
 from memalpha.qa.progress import show_progress
 from memalpha.qa.reader import load_reader
 from memalpha.qa.scoring.metrics import is_correct, score_question
+from memalpha.qa.systems import passages_as_hits, turn_passages
 from memalpha.qa.teacher import REPLY_CHARACTERS, append_lines, read_lines
 from memalpha.store.values import contains, is_same
 from memalpha.tasks.formats.chats import with_turn_ids

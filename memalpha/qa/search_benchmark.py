@@ -30,10 +30,10 @@ import numpy as np
 from memalpha.arguments import counted
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
-from memalpha.qa.passages import raw_fields, turn_passages
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import align_columns, format_interval, make_result_folder
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate, group_values
+from memalpha.qa.systems import raw_fields, turn_passages
 from memalpha.store.embedding import load_embedder
 from memalpha.store.search.ranking import ROUTES
 from memalpha.store.store import MemoryStore

@@ -42,12 +42,11 @@ from memalpha.arguments import counted
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
 from memalpha.qa.from_config import load_config_system
-from memalpha.qa.passages import Retrieval
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import align_columns, format_interval, make_result_folder
 from memalpha.qa.scoring.judge import Judge, Statement, load_judge
 from memalpha.qa.scoring.stats import ScoredAnswer, estimate, group_values
-from memalpha.qa.systems import SystemSettings
+from memalpha.qa.systems import Retrieval, SystemSettings
 from memalpha.store.embedding import load_embedder
 from memalpha.store.search.lexical import term_counts, words
 from memalpha.store.values import contains, key_value

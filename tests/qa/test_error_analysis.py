@@ -11,8 +11,8 @@ from rollout import gold
 
 from memalpha.config import WorldConfig
 from memalpha.qa import error_analysis
-from memalpha.qa.passages import Passage, Retrieval
 from memalpha.qa.report import Record
+from memalpha.qa.systems import Passage, Retrieval
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
 BENCH = runpy.run_path(str(Path(__file__).parents[2] / "eval" / "qa" / "error_analysis.py"))

@@ -21,11 +21,19 @@ from memalpha.config import ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, EvaluationError, InvalidContent, PolicyError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate, run_systems
-from memalpha.qa.passages import Passage, cut_to_budget, passage_tokens, passages_as_hits, window_passages
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Report, as_markdown, estimate_tokens, format_cell, print_table, save_results, table_rows
 from memalpha.qa.scoring.judge import Judge, UnjudgedAnswer
-from memalpha.qa.systems import Streamed, SystemSettings, load_system
+from memalpha.qa.systems import (
+    Passage,
+    Streamed,
+    SystemSettings,
+    cut_to_budget,
+    load_system,
+    passage_tokens,
+    passages_as_hits,
+    window_passages,
+)
 from memalpha.store.embedding import HashEmbedder, load_embedder
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.formats.jsonl import save_jsonl

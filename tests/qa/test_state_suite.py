@@ -11,8 +11,8 @@ from memalpha.cli import app
 from memalpha.errors import ConfigError
 from memalpha.qa import state_suite
 from memalpha.qa.from_config import load_settings
-from memalpha.qa.passages import Passage, Retrieval
 from memalpha.qa.scoring.judge import Judge
+from memalpha.qa.systems import Passage, Retrieval
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic.state_world import SITUATIONS
 from memalpha.types import Chunk, Question, Task

@@ -30,7 +30,7 @@ from memalpha.store.values import FULL_DATE, contains, holds_answer, is_same, to
 from memalpha.types import Question, Task
 
 if TYPE_CHECKING:
-    from memalpha.qa.passages import Passage
+    from memalpha.qa.systems import Passage
 
 Metric = Callable[[str, str], float]
 
