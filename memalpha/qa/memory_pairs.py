@@ -117,12 +117,12 @@ def memory_pairs(tasks: Sequence[Task], each: int, *, seed: int = 0) -> list[Mem
             better = list(conversation.facts)
             if rng.random() < FLAWED_SHARE:
                 for _ in range(rng.randint(1, MAX_FAULTS)):
-                    better = _ADD_FAULT[rng.choice(FAULTS)](better, conversation, rng) or better
+                    better = _add_fault(rng.choice(FAULTS), better, conversation, rng) or better
             start = FAULTS.index(first)
             for fault in (*FAULTS[start:], *FAULTS[:start]):
                 worse, grade = better, 0
                 for _ in range(rng.randint(1, MAX_FAULTS)):
-                    if (changed := _ADD_FAULT[fault](worse, conversation, rng)) is not None:
+                    if (changed := _add_fault(fault, worse, conversation, rng)) is not None:
                         worse, grade = changed, grade + 1
                 if grade:
                     break
@@ -181,78 +181,45 @@ class _ConversationFacts:
         self.categories = sorted({operation.category for operation in task.gold_operations if operation.category})
 
 
-def _missing(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
-    true_facts = [index for index, fact in enumerate(facts) if fact in conversation.old_versions]
-    if not true_facts:
+def _add_fault(fault: str, facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
+    """Return the facts with one fault more; None if they leave no room for one of its kind."""
+    versions, categories = conversation.old_versions, conversation.categories
+    true_facts = [(index, fact) for index, fact in enumerate(facts) if fact in versions]
+    edits: list[tuple[int, list[Fact]]] = []  # index of a fact, and what stands in its place
+    additions: list[Fact] = []
+    if fault == "missing":
+        edits = [(index, []) for index, _ in true_facts]
+    elif fault == "stale":
+        for index, fact in true_facts:
+            for old in versions[fact]:
+                edits += [] if old in facts else [(index, [old]), (index, [old, fact])]
+        additions = [old for old in conversation.retracted if old not in facts]
+    elif fault == "wrong":
+        own_contents = {content for _, content in chain(versions, conversation.retracted, *versions.values())}
+        for index, fact in true_facts:
+            if candidates := [value for value in conversation.values[_slot(fact)] if value not in own_contents]:
+                edits.append((index, [(fact[0], rng.choice(candidates))]))
+    elif fault == "duplicate":
+        reworded = (
+            (category, text)
+            for _, (category, content) in true_facts
+            for text in (content.replace(": ", " is ", 1), content.upper(), f"{content}.")
+        )
+        additions = [fact for fact in reworded if fact not in facts]
+    elif fault == "chitchat" and categories:
+        contents = {content for _, content in facts}
+        additions = [(rng.choice(categories), line) for line in conversation.small_talk if line not in contents]
+    elif fault == "category":
+        moved = ((index, (category, fact[1])) for index, fact in true_facts for category in categories)
+        edits = [(index, [fact]) for index, fact in moved if fact not in facts]
+    if not edits and not additions:
         return None
-    index = rng.choice(true_facts)
-    return [*facts[:index], *facts[index + 1 :]]
-
-
-def _stale(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
-    """Use an old value instead of the new one or beside it, or keep a retracted fact."""
-    options: list[list[Fact]] = []
-    for index, fact in enumerate(facts):
-        for old in conversation.old_versions.get(fact, []):
-            if old not in facts:
-                options += [[*facts[:index], old, *facts[index + 1 :]], [*facts[:index], old, *facts[index:]]]
-    options += [_insert_at_random(facts, old, rng) for old in conversation.retracted if old not in facts]
-    return rng.choice(options) if options else None
-
-
-def _wrong(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
-    true_facts = [index for index, fact in enumerate(facts) if fact in conversation.old_versions]
-    own = chain(conversation.facts, conversation.retracted, *conversation.old_versions.values())
-    own_contents = {content for _, content in own}
-    rng.shuffle(true_facts)
-    for index in true_facts:
-        category, content = facts[index]
-        values = conversation.values[_slot((category, content))]
-        if candidates := [value for value in values if value not in own_contents]:
-            return [*facts[:index], (category, rng.choice(candidates)), *facts[index + 1 :]]
-    return None
-
-
-def _duplicate(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
-    rewrites = (lambda text: text.replace(": ", " is ", 1), lambda text: text.upper(), lambda text: f"{text}.")
-    options = [
-        (category, reworded)
-        for category, content in facts
-        if (category, content) in conversation.old_versions
-        for rewrite in rewrites
-        if (category, reworded := rewrite(content)) not in facts and reworded != content
-    ]
-    return _insert_at_random(facts, rng.choice(options), rng) if options else None
-
-
-def _chitchat(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
-    contents = {content for _, content in facts}
-    options = [line for line in conversation.small_talk if line not in contents]
-    if not (options and conversation.categories):
-        return None
-    return _insert_at_random(facts, (rng.choice(conversation.categories), rng.choice(options)), rng)
-
-
-def _category(facts: list[Fact], conversation: _ConversationFacts, rng: Random) -> list[Fact] | None:
-    options = [
-        (index, category)
-        for index, fact in enumerate(facts)
-        if fact in conversation.old_versions
-        for category in conversation.categories
-        if category != fact[0] and (category, fact[1]) not in facts
-    ]
-    if not options:
-        return None
-    index, category = rng.choice(options)
-    return [*facts[:index], (category, facts[index][1]), *facts[index + 1 :]]
-
-
-_ADD_FAULT = dict(zip(FAULTS, (_missing, _stale, _wrong, _duplicate, _chitchat, _category), strict=True))
-
-
-def _insert_at_random(facts: list[Fact], fact: Fact, rng: Random) -> list[Fact]:
+    choice = rng.randrange(len(edits) + len(additions))
+    if choice < len(edits):
+        index, replacement = edits[choice]
+        return [*facts[:index], *replacement, *facts[index + 1 :]]
     index = rng.randint(0, len(facts))
-    return [*facts[:index], fact, *facts[index:]]
+    return [*facts[:index], additions[choice - len(edits)], *facts[index:]]
 
 
 def _slot(fact: Fact) -> Fact:
