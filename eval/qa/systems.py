@@ -183,7 +183,6 @@ def section(entry: Mapping[str, Any]) -> str:
 def _origin(settings: EvalConfig, reader: Reader | None) -> dict[str, Any]:
     """Return `provenance` without the paths of this machine."""
     origin = provenance(settings, load_config_tasks(settings))
-    origin["data_sha256"] = {Path(name).name: digest for name, digest in origin["data_sha256"].items()}
     keys = (
         "benchmark", "variant", "seeds", "limit", "chunk_tokens", "world", "babi", "context_tokens", "reader", "agent",
     )  # fmt: skip

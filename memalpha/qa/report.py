@@ -25,8 +25,6 @@ from memalpha.qa.memory_reward import conversation_tokens, count_changes_by_id, 
 from memalpha.qa.scoring.judge import UnjudgedAnswer
 from memalpha.qa.scoring.stats import ScoredAnswer, group_values, mean
 from memalpha.store.memory import html_table
-from memalpha.tasks.catalog import get_data_set, locate
-from memalpha.tasks.formats.files import compute_sha256
 from memalpha.text_files import write_json
 from memalpha.types import Task, Trajectory, TrajectoryGroup
 
@@ -160,8 +158,7 @@ def accuracy_of(records: Iterable[Record]) -> dict[str, float | None]:
 def accuracy_by_ability(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
     """Return `accuracy`, `n` and `se` of each ability, in order of their names."""
     by_ability = group_values((record.ability, record) for record in records)
-    figures = ((ability, accuracy_of(group), len(group)) for ability, group in sorted(by_ability.items()))
-    return {ability: {"accuracy": of["accuracy"], "n": n, "se": of["se"]} for ability, of, n in figures}
+    return {ability: {**accuracy_of(group), "n": len(group)} for ability, group in sorted(by_ability.items())}
 
 
 def summarize(
@@ -348,10 +345,13 @@ def table_rows(reports: Sequence[Report]) -> tuple[list[str], list[list[Any]]]:
     rows = []
     for report in reports:
         low, high = report.summary.get("accuracy_interval") or (None, None)
-        figures = [report.summary.get(name) for name in columns]
-        by_ability = [report.summary["by_ability"].get(ability, {}).get("score") for ability in abilities]
-        rows.append([report.name, len(report.records), *figures[:1], low, high, *figures[1:], *by_ability])
+        first, *figures = (report.summary.get(name) for name in columns)
+        rows.append([report.name, len(report.records), first, low, high, *figures, *_scores(report, abilities)])
     return header, rows
+
+
+def _scores(report: Report, abilities: Sequence[str]) -> list[float | None]:
+    return [report.summary["by_ability"].get(ability, {}).get("score") for ability in abilities]
 
 
 def _has_column(reports: Sequence[Report], name: str) -> bool:
@@ -386,23 +386,24 @@ def print_table(reports: Sequence[Report]) -> None:
         del heads_of["score"]
     if all(report.summary["ceiling_n"] in (None, len(report.records)) for report in reports):
         heads_of.pop("ceiling_answered", None)  # equal to the accuracy
-    overall, by_ability_table = (
-        Table(box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), title=title) for title in (None, "score by ability")
-    )
-    for grid, heads in ((overall, heads_of.values()), (by_ability_table, _abilities(reports))):
+
+    def print_grid(title: str | None, heads: Iterable[str], cells_of: Callable[[Report], Iterable[Any]]) -> None:
+        grid = Table(box=SIMPLE, pad_edge=False, padding=(0, 1, 0, 0), title=title)
         grid.add_column("system", overflow="fold", min_width=12)
         for head in heads:
             grid.add_column(head, justify="right", overflow="fold", min_width=11 if head == "95 %" else 5)
-    for report in reports:
-        summary = report.summary
-        low, high = summary["accuracy_interval"] or (None, None)
-        interval = "-" if low is None else f"{low:.3f}-{high:.3f}"
-        overall.add_row(report.name, *(format_cell(summary.get(name)) if name else interval for name in heads_of))
-        by_ability = [summary["by_ability"].get(ability, {}).get("score") for ability in _abilities(reports)]
-        by_ability_table.add_row(report.name, *map(format_cell, by_ability))
-    console.print(overall)
-    if len(_abilities(reports)) > 1:
-        console.print(by_ability_table)
+        for report in reports:
+            grid.add_row(report.name, *map(format_cell, cells_of(report)))
+        console.print(grid)
+
+    def figures_of(report: Report) -> list[Any]:
+        interval = report.summary["accuracy_interval"]
+        values = {**report.summary, "": interval and "{:.3f}-{:.3f}".format(*interval)}
+        return [values.get(name) for name in heads_of]
+
+    print_grid(None, heads_of.values(), figures_of)
+    if len(abilities := _abilities(reports)) > 1:
+        print_grid("score by ability", abilities, lambda report: _scores(report, abilities))
     for line in (*warnings_of(reports), *format_bills(reports)):
         console.print(line)
 
@@ -566,10 +567,7 @@ def check_folder(folder: Path, systems: Sequence[str], source: Mapping[str, Any]
 
 
 def provenance(config: EvalConfig, tasks: Sequence[Task]) -> dict[str, Any]:
-    """Return what is needed to reproduce the figures: configuration, versions, SHA-256 of the data.
-
-    `tasks_sha256` is the hash of the tasks as asked, whatever files they came from.
-    """
+    """Return what reproduces the figures: configuration, versions, and the SHA-256 of the tasks as asked."""
     digest = hashlib.sha256()
     for task in tasks:
         digest.update(task.model_dump_json().encode("utf-8", "surrogatepass"))
@@ -579,23 +577,4 @@ def provenance(config: EvalConfig, tasks: Sequence[Task]) -> dict[str, Any]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    path, files = None if config.data is None else Path(config.data), ()  # shipped and generated data has none
-    if config.benchmark != "tasks":
-        spec = get_data_set(config.benchmark)
-        variant = config.variant or next(iter(spec.variants), None)
-        path, files = locate(spec, variant, config.data), spec.files_for(variant)
-    # Like the loaders, accept the file name alone for `folder/file`.
-    sources = [
-        match
-        for file in files
-        if path is not None and path.is_dir()
-        for match in sorted(path.glob(file.path)) or sorted(path.glob(Path(file.path).name))
-    ] or ([path] if path is not None and path.exists() else [])
-    # An option may name a file too: an audit, a table of candidates.
-    sources += [Path(v) for v in config.options.values() if isinstance(v, str | Path) and Path(v).exists()]
-    return {
-        "config": config.model_dump(mode="json"),
-        "versions": versions,
-        "data_sha256": {str(source): compute_sha256(source) for source in dict.fromkeys(sources)},
-        "tasks_sha256": digest.hexdigest(),
-    }
+    return {"config": config.model_dump(mode="json"), "versions": versions, "tasks_sha256": digest.hexdigest()}

@@ -9,7 +9,6 @@ from memalpha.config import EvalConfig, WorldConfig, build_config, load_config
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.from_config import load_config_tasks, load_run_settings, load_settings, run_evaluation
 from memalpha.qa.reader import with_default_reader
-from memalpha.qa.report import provenance
 from memalpha.tasks.datasets import babi
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic
@@ -91,29 +90,6 @@ def test_a_run_on_babi_is_evaluated_on_the_streams_it_held_out(tmp_path):
     prompts_seen = load_config_tasks(settings)
     assert len(prompts_seen) == 2 and all(len(task.meta["stories"]) == 6 for task in prompts_seen)
     assert [task.id for task in prompts_seen] == [task.id for task in babi.streams(settings.babi, "test", 0, 0, 2)]
-
-
-def test_data_are_hashed_in_a_folder_as_the_loaders_find_them(tmp_path):
-    (tmp_path / "locomo10.json").write_text("[]")
-    config = EvalConfig(benchmark="locomo", data=str(tmp_path))
-    assert list(provenance(config, [])["data_sha256"]) == [str(tmp_path / "locomo10.json")]
-    (tmp_path / "errors.json").write_text("[]")
-    audited = config.model_copy(update={"options": {"audit": str(tmp_path / "errors.json"), "faults": "mark"}})
-    assert list(provenance(audited, [])["data_sha256"]) == [
-        str(tmp_path / name) for name in ("locomo10.json", "errors.json")
-    ]
-
-
-def test_a_folder_without_known_files_is_hashed_whole(tmp_path):
-    """bAbI's, or a task file's two tables: one checksum, of names and contents."""
-    (tmp_path / "qa1_test.txt").write_text("1 Mary went home.\n")
-    config = EvalConfig(benchmark="babi", data=str(tmp_path))
-    before = provenance(config, [])["data_sha256"]
-    assert list(before) == [str(tmp_path)] and len(before[str(tmp_path)]) == 64
-    assert list(provenance(EvalConfig(data=str(tmp_path)), [])["data_sha256"]) == [str(tmp_path)]
-    (tmp_path / "qa1_test.txt").write_text("1 Mary went away.\n")
-    assert provenance(config, [])["data_sha256"] != before
-    assert provenance(EvalConfig(benchmark="babi"), [])["data_sha256"] == {}, "what comes with memalpha has its version"
 
 
 def test_a_name_stands_for_an_evaluation():

@@ -465,11 +465,11 @@ def test_a_report_of_any_name_lies_in_one_folder(tmp_path, name, stem):
 def test_a_summary_that_cannot_be_written_leaves_the_earlier_one(tmp_path, monkeypatch):
     (tmp_path / "summary.json").write_text("{}")
 
-    def fill_disk(path, text, **_):
-        path.write_bytes(b"")
+    def fill_disk(path, data):
+        path.touch()
         raise OSError(28, "no space left on device")
 
-    monkeypatch.setattr(Path, "write_text", fill_disk)
+    monkeypatch.setattr(Path, "write_bytes", fill_disk)
     with pytest.raises(OSError, match="no space"):
         save_results(tmp_path, [Report("rag", {}, ())], {})
     assert (tmp_path / "summary.json").read_text() == "{}"
