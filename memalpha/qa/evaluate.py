@@ -679,46 +679,44 @@ def ask_retrievals(questions: Sequence[TaskRetrieval], reader: Reader) -> Iterat
 def _ask_batch(questions: Sequence[TaskRetrieval], reader: Reader) -> Iterator[tuple[Task, Retrieval, Answer]]:
     entries: dict[int, MemoryEntry] = {}
     live: dict[int, Callable[[], list[MemoryEntry]]] = {}
-    further: list[list[tuple[Passage, ...]]] = [[] for _ in questions]
-    as_passages: dict[int, Passage] = {}  # by the identity of an entry, which an answer holds
+    sources: dict[int, tuple[MemoryEntry, Passage]] = {}  # by the identity of the entry
+
+    def as_hits(passages: Sequence[Passage]) -> tuple[Hit, ...]:
+        hits = passages_as_hits(passages, entries)
+        sources.update((id(hit.entry), (hit.entry, passage)) for hit, passage in zip(hits, passages, strict=True))
+        return hits
 
     def list_entries(passages: Sequence[Passage]) -> list[MemoryEntry]:
-        return [hit.entry for hit in passages_as_hits(passages, entries)]
+        return [hit.entry for hit in as_hits(passages)]
 
-    def search(item: Retrieval, found: list[tuple[Passage, ...]], query: str) -> tuple[Hit, ...]:
-        assert item.search is not None
-        found.append(item.search(query))
-        return passages_as_hits(found[-1], entries)
+    def search(find: Callable[[str], Sequence[Passage]], query: str) -> tuple[Hit, ...]:
+        return as_hits(find(query))
 
     asked: list[Item] = []
-    for (_, item), found in zip(questions, further, strict=True):
+    for _, item in questions:
         question, memory = item.question, item.memory
         if memory is None:
             entries_of = None
             if item.entries is not None:
                 entries_of = live.setdefault(id(item.entries), cache(partial(list_entries, item.entries)))
-            find = None if item.search is None else partial(search, item, found)
-            memory = RetrievedMemory(passages_as_hits(item.passages, entries), item.core, entries_of, find)
+            find = None if item.search is None else partial(search, item.search)
+            memory = RetrievedMemory(as_hits(item.passages), item.core, entries_of, find)
         # Custom readers may expect a text: pass the whole question only if it has choices or a date.
         has_details = question_with_choices(question) != question.question
         asked.append((question if has_details else question.question, memory))
     answers = check_answers(reader, len(asked), lambda: reader.answer(asked))
-    for (task, item), found, answer in zip(questions, further, answers, strict=True):
+    for (task, item), answer in zip(questions, answers, strict=True):
         seen = item
-        if item.memory is not None:
+        # Of a memory, by an agentic reader, or of the whole memory.
+        if item.memory is not None or answer.searches or answer.left_out is not None:
             for hit in answer.hits:
-                if id(hit.entry) not in as_passages:
-                    as_passages[id(hit.entry)] = as_passage(hit.entry)
-            shown = tuple(as_passages[id(hit.entry)] for hit in answer.hits)
-            seen = replace(item, passages=shown, tokens=sum(estimate_tokens(passage.text) for passage in shown))
-        elif answer.left_out is not None or answer.searches:  # an agentic reader, or one of the whole memory
-            by_entry = {
-                (hit.entry.id, hit.entry.content): passage
-                for passages in (item.passages, item.entries or (), *found)
-                for hit, passage in zip(passages_as_hits(passages), passages, strict=True)
-            }
-            shown = tuple(by_entry[hit.entry.id, hit.entry.content] for hit in answer.hits)
-            seen = replace(item, passages=shown, tokens=passage_tokens(shown) + estimate_tokens(item.core))
+                if id(hit.entry) not in sources:
+                    sources[id(hit.entry)] = hit.entry, as_passage(hit.entry)
+            shown = tuple(sources[id(hit.entry)][1] for hit in answer.hits)
+            tokens = passage_tokens(shown) + estimate_tokens(item.core)
+            if item.memory is not None:
+                tokens = sum(estimate_tokens(passage.text) for passage in shown)
+            seen = replace(item, passages=shown, tokens=tokens)
         yield task, seen, _refuse_disputed(reader, seen, answer)
 
 
