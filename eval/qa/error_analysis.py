@@ -87,7 +87,6 @@ def by_rule(case: Case, rule: str) -> tuple[Task, Retrieval]:
         retrieval.question,
         bare(retrieval.passages) or (),
         retrieval.tokens,
-        retrieval.size,
         entries=bare(retrieval.entries),
         history=bare(retrieval.history),
     )
@@ -174,11 +173,10 @@ def sample_retrieval(
     """
     passages = (*first, *rng.sample(list(pool), min(len(pool), K)))
     if live is None:
-        return Retrieval(question, passages, 0, 0)
+        return Retrieval(question, passages, 0)
     return Retrieval(
         question,
         passages,
-        0,
         0,
         entries=tuple(live),
         history=None if written_entries is None else tuple(written_entries),

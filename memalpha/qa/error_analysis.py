@@ -184,7 +184,7 @@ def with_error_classes(
         chunk = rollout.task.asked_after(question)
         state, (entries, history) = rollout.states[chunk], memory.after(chunk)
         passages = tuple(memory.passage(state.entries[id]) for id in record.retrieved if id in state.entries)
-        retrieval = Retrieval(question, passages, 0, 0, core=state.core, entries=entries, history=history)
+        retrieval = Retrieval(question, passages, 0, state.core, entries=entries, history=history)
         results.append(classified(rollout.task, retrieval, record, style))
     return results
 

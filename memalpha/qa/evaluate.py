@@ -44,7 +44,7 @@ from memalpha.qa.memory_reward import MemoryReward, conversation_tokens
 from memalpha.qa.reader import load_reader, reader_metrics, with_check
 from memalpha.qa.report import CHANGED, Record, Report, estimate_tokens, scored_answers, summarize
 from memalpha.qa.scoring import metrics
-from memalpha.qa.scoring.judge import ContentVerdicts, Judge, UnjudgedAnswer, judge_records, judge_step
+from memalpha.qa.scoring.judge import ContentVerdicts, Judge, judge_records, judge_step
 from memalpha.qa.scoring.official import LONGMEMEVAL_TYPES, longmemeval, session_scores
 from memalpha.qa.scoring.stats import estimate, group_values, macro, mean
 from memalpha.qa.systems import (
@@ -488,14 +488,14 @@ class _SystemScorer:
     def _pairs(self, retrievals: Retrievals) -> list[tuple[Task, Retrieval]]:
         return [(task, item) for task, items in zip(self.tasks, retrievals.by_task, strict=True) for item in items]
 
-    def _score(self, name: str, questions: Sequence[TaskRetrieval]) -> tuple[list[Record], list[UnjudgedAnswer]]:
+    def _score(self, name: str, questions: Sequence[TaskRetrieval]) -> tuple[list[Record], list[dict[str, Any]]]:
         """Return a classified record for every question, and the answers without a readable verdict."""
         # For a system that never names turns, an empty retrieval (before its first entry, say) is no recall of 0.
         passages = [passage for _, item in questions for passage in item.passages]
         names_turns = not passages or any(passage.turns or passage.cut_turns for passage in passages)
         answered = list(ask_retrievals(questions, self.reader))
         records = [self._record(name, task, item, answer, names_turns) for task, item, answer in answered]
-        unjudged: list[UnjudgedAnswer] = []
+        unjudged: list[dict[str, Any]] = []
         if self.judge is not None:
             records, unjudged = judge_records(records, self.tasks, self.judge)
         sources = {(task.id, item.question.id): (task, item) for task, item, _ in answered}
@@ -629,8 +629,7 @@ def ask_states(
         embedder.encode(list(texts))  # in one batch, so that the searches find them in the embedder's cache
     memories = {key: WorkingMemory(state, embedder) for key, state in states.items()}
     questions = [
-        (item.task, Retrieval(item.question, (), 0, 0, item.state.core, memory=memories[id(item.state)]))
-        for item in items
+        (item.task, Retrieval(item.question, (), 0, item.state.core, memory=memories[id(item.state)])) for item in items
     ]
     records = []
     for item, (task, seen, answer) in zip(items, ask_retrievals(questions, reader), strict=True):

@@ -22,7 +22,6 @@ from memalpha.config import EvalConfig
 from memalpha.errors import ConfigError
 from memalpha.policy.base import format_bill
 from memalpha.qa.memory_reward import conversation_tokens, count_changes_by_id, memory_tokens
-from memalpha.qa.scoring.judge import UnjudgedAnswer
 from memalpha.qa.scoring.stats import ScoredAnswer, group_values, mean
 from memalpha.store.memory import html_table
 from memalpha.text_files import write_json
@@ -223,14 +222,14 @@ class Report:
         summary: Metrics of `summarize`, the reader's name and the metric.
         records: One record per question.
         groups: Trajectories that built the memories.
-        unjudged: Answers without a readable verdict; no metric counts them.
+        unjudged: Answers without a readable verdict as JSON values (`judge.judge_records`); no metric counts them.
     """
 
     name: str
     summary: dict[str, Any]
     records: tuple[Record, ...]
     groups: tuple[TrajectoryGroup, ...] = ()
-    unjudged: tuple[UnjudgedAnswer, ...] = ()
+    unjudged: tuple[Mapping[str, Any], ...] = ()
 
     def _accuracy_rows(self) -> list[tuple[str, str, str, str]]:
         """Return ability, accuracy, standard error and number of questions; "all" is the last row."""
@@ -258,7 +257,7 @@ class Report:
         unjudged_path = folder / f"{stem}.unjudged.json"
         unjudged_path.unlink(missing_ok=True)  # an earlier evaluation may have left one
         if self.unjudged:
-            write_json(unjudged_path, [answer.as_json() for answer in self.unjudged])
+            write_json(unjudged_path, self.unjudged)
         return folder / f"{stem}.json"
 
     @classmethod

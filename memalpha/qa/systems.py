@@ -99,7 +99,6 @@ class Retrieval:
         question: Question that was asked.
         passages: Passages that the reader sees, best first, cut at the budget.
         tokens: Length of passages and core text.
-        size: Size of the memory in tokens.
         core: Core text in view.
         entries: Current entries; None if the system does not show them.
         history: All entries up to now; None if the system does not show them.
@@ -111,7 +110,6 @@ class Retrieval:
     question: Question
     passages: tuple[Passage, ...]
     tokens: int
-    size: int
     core: str = ""
     entries: tuple[Passage, ...] | None = None
     history: tuple[Passage, ...] | None = None
@@ -589,11 +587,11 @@ class Streamed:
                         entries = self._passages(system, "entries") if isinstance(system, Inspectable) else None
                         history = None if entries is None else tuple(seen.values())
                         history = self._passages(system, "history") if isinstance(system, Historical) else history
-                        search, size = self._make_search(system, task, chunk, show, settings), self._size(system)
+                        search = self._make_search(system, task, chunk, show, settings)
                     for question in questions:
                         passages = show(system, question.question)
                         by_question[question.id] = Retrieval(
-                            question, passages, passage_tokens(passages), size, "", entries, history, search=search
+                            question, passages, passage_tokens(passages), "", entries, history, search=search
                         )
                 chunks_read += 1
                 if progress is not None:
@@ -718,7 +716,7 @@ class Writer:
         written, turn_texts = WrittenMemory(trajectory), turn_texts_of(task)
         for index, questions in questions_by_chunk(task).items():
             state = trajectory.states[index]
-            memory, size = WorkingMemory(state, settings.embedder), memory_tokens(state, estimate_tokens)
+            memory = WorkingMemory(state, settings.embedder)
             entries, history = written.after(index)
 
             def show(hits: Iterable[Hit], core: str = state.core) -> tuple[str, tuple[Passage, ...]]:
@@ -732,7 +730,7 @@ class Writer:
             for question, hits in zip(questions, hits_by_question, strict=True):
                 core, passages = show(hits)
                 tokens = passage_tokens(passages) + estimate_tokens(core)
-                seen = Retrieval(question, passages, tokens, size, core, entries, history, state.core, search)
+                seen = Retrieval(question, passages, tokens, core, entries, history, state.core, search)
                 by_question[question.id] = seen
         return [by_question[question.id] for question in task.questions]
 
@@ -764,8 +762,7 @@ class Oracle:
                 last = task.asked_after(question)
                 evidence = tuple(turns[id][1] for id in question.evidence if id in turns and turns[id][0] <= last)
                 _, selected = cut_to_budget(evidence, settings.budget, turn_texts=turn_texts_of(task))
-                tokens, size = passage_tokens(selected), passage_tokens(evidence)
-                items.append(Retrieval(question, selected, tokens, size, entries=evidence, history=evidence))
+                items.append(Retrieval(question, selected, passage_tokens(selected), "", evidence, evidence))
             by_task.append(items)
             if progress is not None:
                 progress(number, len(tasks))

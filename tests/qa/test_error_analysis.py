@@ -51,7 +51,7 @@ def retrieval(question=CITY, passages=(), current=None, past=None, core=""):
         None if items is None else tuple(item if isinstance(item, Passage) else entry(item) for item in items)
         for items in (passages, current, past)
     )
-    return Retrieval(question, shown, 0, 0, core=core, entries=live, history=ever)
+    return Retrieval(question, shown, 0, core, entries=live, history=ever)
 
 
 def held(question, texts, *, is_shown=False):

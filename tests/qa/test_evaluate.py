@@ -11,7 +11,7 @@ from memalpha.agent.reader import Answer, ExtractiveReader
 from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, PolicyError, StoreError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa import error_analysis, passages
+from memalpha.qa import error_analysis, systems
 from memalpha.qa.error_analysis import with_error_classes
 from memalpha.qa.evaluate import evaluate, evaluate_memory
 from memalpha.qa.reader import load_reader
@@ -78,7 +78,7 @@ def test_four_times_the_questions_trace_the_same_passages(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(passages, "Passage", counted("passages", passages.Passage))
+    monkeypatch.setattr(systems, "Passage", counted("passages", systems.Passage))
     monkeypatch.setattr(error_analysis, "source_sentences", counted("ties", error_analysis.source_sentences))
     turns = tuple(SpeakerTurn(speaker="Ana", text=f"City {n} is near river {n}.", id=f"t{n}") for n in range(8))
     costs = []

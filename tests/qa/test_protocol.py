@@ -23,7 +23,7 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate, run_systems
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Report, as_markdown, estimate_tokens, format_cell, print_table, save_results, table_rows
-from memalpha.qa.scoring.judge import Judge, UnjudgedAnswer
+from memalpha.qa.scoring.judge import Judge
 from memalpha.qa.systems import (
     Passage,
     Streamed,
@@ -104,9 +104,10 @@ def test_a_question_in_mid_stream_sees_only_what_was_read(name):
 
 
 def test_a_window_forgets_and_says_so():
-    *_, late = retrieve_all("window", budget=12).by_task[0]
+    retrievals = retrieve_all("window", budget=12)
+    *_, late = retrievals.by_task[0]
     assert [passage.text for passage in late.passages] == ["Ana: Rex came along."]
-    assert len(late.history) == 6 and len(late.entries) == 1 and late.size <= 12
+    assert len(late.history) == 6 and len(late.entries) == 1 and retrievals.sizes[0] <= 12
 
 
 def test_records_say_what_is_known():
@@ -260,8 +261,7 @@ def test_a_judge_that_cannot_be_read_at_all_ends_the_run_in_words():
 
 def test_what_was_left_unjudged_before_is_not_told_again(tmp_path):
     [report] = run("rag")
-    record = report.records[0]
-    replace(report, unjudged=(UnjudgedAnswer(record, {}),)).save(tmp_path)
+    replace(report, unjudged=({},)).save(tmp_path)
     assert (tmp_path / "eval" / "rag.unjudged.json").exists()
     report.save(tmp_path)
     assert not (tmp_path / "eval" / "rag.unjudged.json").exists()

@@ -21,7 +21,7 @@ from memalpha.types import Chunk, Question, Task
 def judged(*entries: str, core: str = "", answers=("Rome",), stale=("Oslo",), false="", marks="") -> str:
     meta = {"stale": list(stale), "false": false, "marks": marks}
     question = Question(id="q", question="Where?", answers=answers, meta=meta)
-    return state_suite.verdict(Retrieval(question, (), 0, 0, core, tuple(map(Passage, entries))))
+    return state_suite.verdict(Retrieval(question, (), 0, core, tuple(map(Passage, entries))))
 
 
 @pytest.mark.parametrize(

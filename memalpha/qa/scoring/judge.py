@@ -2,8 +2,8 @@
 
 A verdict is one word of a few, read from one position; "INVALID" is not "VALID". A reply without a readable verdict is
 asked for once more. An item without any verdict has no score, and never the score 0. An endpoint that fails raises. An
-answer without a readable verdict ends a training step too. In an evaluation it becomes an `UnjudgedAnswer`, apart from
-the records. `agreement` measures a judge against known labels; `memalpha judge check` uses labels that ship.
+answer without a readable verdict ends a training step too. In an evaluation it is kept apart from the records.
+`agreement` measures a judge against known labels; `memalpha judge check` uses labels that ship.
 
 Prompts are in our own words, one per verdict, by benchmark and kind of question. The rules are those of the benchmarks.
 Every prompt ends in one JSON object. Its field "verdict" is one of a few words (`JudgePrompt.verdicts`) and comes after
@@ -35,7 +35,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from importlib import resources
 from pathlib import Path
@@ -287,11 +287,10 @@ class Judgement:
 
     def as_json(self) -> dict[str, Any]:
         """Return score and votes, with the replies of unreadable votes only."""
-        votes = [
-            {"judge": vote.judge, "score": vote.score, "verdicts": list(vote.verdicts)}
-            | ({"replies": list(vote.replies)} if vote.score is None else {})
-            for vote in self.votes
-        ]
+        votes = [asdict(vote) for vote in self.votes]
+        for vote in votes:
+            if vote["score"] is not None:
+                del vote["replies"]
         return {"score": self.score, "votes": votes}
 
 
@@ -621,19 +620,6 @@ class ContentVerdicts:
     nothing: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class UnjudgedAnswer:
-    """Answer without a readable verdict of any judge."""
-
-    record: Record
-    votes: Mapping[str, Any]
-
-    def as_json(self) -> dict[str, Any]:
-        """Return one line of the file of unjudged answers."""
-        names = ("task", "rollout", "question_id", "system", "question", "answer")
-        return {**{name: getattr(self.record, name) for name in names}, **self.votes}
-
-
 def judge_step(
     config: RewardConfig, judge: Judge, trajectories: Sequence[Trajectory], records: list[list[Record]]
 ) -> tuple[list[list[Record]], dict[int, tuple[ContentVerdicts, ...]]]:
@@ -679,7 +665,7 @@ def judge_step(
 
 def judge_records(
     records: Sequence[Record], tasks: Sequence[Task], judge: Judge
-) -> tuple[list[Record], list[UnjudgedAnswer]]:
+) -> tuple[list[Record], list[dict[str, Any]]]:
     """Add the judge's score as `scores["judge"]` to records, in one batch.
 
     If the question's own metric (`meta["metric"]`) is a judged one, the score becomes that metric and the record's
@@ -691,7 +677,7 @@ def judge_records(
         judge: Judge with its endpoints.
 
     Returns:
-        Judged records, and the answers without a readable verdict.
+        Judged records, and the answers without a readable verdict as JSON: fields of their records, score and votes.
 
     Raises:
         PolicyError: An endpoint of the judge fails.
@@ -702,7 +688,8 @@ def judge_records(
     judged, unjudged = [], []
     for (record, question), judgement in zip(pairs, judgements, strict=True):
         if judgement.score is None:
-            unjudged.append(UnjudgedAnswer(record, judgement.as_json()))
+            names = ("task", "rollout", "question_id", "system", "question", "answer")
+            unjudged.append({name: getattr(record, name) for name in names} | judgement.as_json())
             continue
         metric = str(question.meta.get("metric"))
         names = {"judge", metric} if metric in JUDGED else {"judge"}

@@ -153,7 +153,7 @@ def test_what_stays_unreadable_is_an_error_and_no_score():
     judge = judging.Judge([says := Says(lambda prompt, nth: "hm" if "other" in prompt else by_containment(prompt))])
     right, wrong = judge.judge([item(1, True), item(2, False)])
     assert right.score == 1.0 and wrong.score is None
-    assert wrong.as_json()["votes"] == [{"judge": "says", "score": None, "verdicts": [None], "replies": ["hm"]}]
+    assert wrong.as_json()["votes"] == [{"judge": "says", "score": None, "verdicts": (None,), "replies": ("hm",)}]
     assert says.batches == [2, 1] and judge.statistics()["says"]["unreadable"] == 1
     with pytest.raises(PolicyError, match=r"no judge gave a readable verdict on answer 'other 2'.*says: 'hm'"):
         judge.score([item(1, True), item(2, False)])

@@ -137,6 +137,5 @@ def test_judged_beside_other_metrics():
     plain = [replace(item, scores={"f1": 0.5}) for item in records]
     judged, failed = judge_records(plain, [TASK], Judge([Says(lambda p, _: "hm" if "boat" in p else "wrong")]))
     assert [item.question_id for item in judged] == ["city", "city"] and judged[0].scores == {"f1": 0.5, "judge": 0.0}
-    assert [item.record.question_id for item in failed] == ["boat", "boat"]
-    line = failed[0].as_json()
-    assert line["score"] is None and line["votes"][0]["replies"] == ["hm"] and line["question_id"] == "boat"
+    assert [line["question_id"] for line in failed] == ["boat", "boat"]
+    assert failed[0]["score"] is None and list(failed[0]["votes"][0]["replies"]) == ["hm"]
