@@ -88,8 +88,8 @@ def load_records(path: str | Path) -> list[Record]:
     Raises:
         DataError: The file cannot be read, or a line is no record; names file, line and field.
     """
-    records = []
-    for number, line in enumerate(read_text(Path(path)).rstrip("\n").split("\n"), start=1):
+    records, text = [], read_text(Path(path)).rstrip("\n")
+    for number, line in enumerate(text.split("\n") if text else (), start=1):
         where = f"{path}:{number}"
         item = parse_json(line, where)
         if not isinstance(item, dict) or "gold" not in item:

@@ -261,8 +261,11 @@ def _bm25s_search(entries: Sequence[MemoryEntry]) -> Search:
             show_progress=False,
         )
 
+    tokens = tokenize([entry.content for entry in entries])
+    if not any(tokens.ids):  # an index needs a word
+        return lambda queries, k: [[] for _ in queries]
     index = bm25s.BM25()
-    index.index(tokenize([entry.content for entry in entries]), show_progress=False)
+    index.index(tokens, show_progress=False)
 
     def search(queries: Sequence[str], k: int) -> list[list[MemoryEntry]]:
         numbers, scores = index.retrieve(tokenize(queries), k=min(k, len(entries)), show_progress=False)

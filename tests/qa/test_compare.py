@@ -176,6 +176,16 @@ def test_a_bad_record_is_named(tmp_path, text, message):
         comparing.load_run(tmp_path)
 
 
+def test_a_file_without_records_is_no_system(tmp_path):
+    path = write(tmp_path, [], "none")
+    write(tmp_path, LOW, "low")
+    assert comparing.load_records(tmp_path / "eval" / "none.jsonl") == []
+    assert list(comparing.load_run(tmp_path)) == ["low"]
+    (tmp_path / "eval" / "low.jsonl").unlink()
+    with pytest.raises(DataError, match="no records"):
+        comparing.load_systems([path])
+
+
 def test_formats():
     comparison = comparing.compare(systems(low=LOW, high=HIGH), resamples=200)
     rows = list(csv.reader(io.StringIO(comparing.as_csv(comparison))))

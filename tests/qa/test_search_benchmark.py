@@ -86,6 +86,15 @@ def test_the_rival_by_words_has_stems_and_bigrams_and_nobody_is_padded(said, que
         assert [item.gold for item in found] == [(1,), (math.inf,), (math.inf,)]
 
 
+@pytest.mark.parametrize("said", [" ", "It is."])
+def test_a_question_asked_before_anything_was_said_finds_nothing(said):
+    pytest.importorskip("bm25s")
+    chunks = [Chunk(turns=(SpeakerTurn(speaker="user", text=text, id=text),)) for text in (said, "Soup for lunch.")]
+    question = Question(id="q", question="Which lunch?", evidence=("Soup for lunch.",), asked_after_chunk=0)
+    ranks = measure_task(Task(id="t", chunks=chunks, questions=(question,)), "hash", ["flat", "bm25s"])
+    assert [item.gold for of_method in ranks.values() for item in of_method] == [(math.inf,)] * 2
+
+
 def test_what_cannot_be_measured_is_refused(tmp_path):
     with pytest.raises(DataError, match="data=PATH"):
         run_search(load_config(EvalConfig, "search"))
