@@ -324,9 +324,7 @@ def merge_into(current: Mapping[str, Any], metadata: Any, merge_metadata: Any) -
     check_flag("merge_metadata", merge_metadata)
     if not merge_metadata or metadata is None:
         return metadata
-    if not isinstance(metadata, Mapping):
-        raise InvalidContent("metadata: a mapping with text keys is needed")
-    merged = {**current, **metadata}
+    merged = {**current, **_check_metadata("metadata", metadata)}
     return {key: value for key, value in merged.items() if value is not None or key not in metadata}
 
 

@@ -420,8 +420,7 @@ class Memory(ABC):
                 current = self.get(key)
             except UnknownEntry:
                 category = category or self.schema.default_category
-                merge_metadata = fields.pop("merge_metadata", False)
-                fields["metadata"] = merge_into({}, fields.get("metadata"), merge_metadata)
+                fields["metadata"] = merge_into({}, fields.get("metadata"), fields.pop("merge_metadata", False))
                 return self.change(Operation("insert", id=key, category=category, content=content, **fields)).made
             if category not in (None, current.category):
                 raise StoreError(f"key {key!r} holds an entry of category {current.category!r}, not {category!r}")

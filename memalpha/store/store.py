@@ -926,7 +926,7 @@ class MemoryStore(Memory):
                 unknown_ids = [id for id in unknown_ids if id not in quarantined]
             erasure = Erasure()
             if not unknown_ids:
-                self._index.catch_up(self.rows.log.position)
+                self._index.ask(self.rows.log.position, len)  # brings the corpus to the log's end, before `forget`
                 matching, changes = ([], []) if entry_filter is None else self.rows.ids_matching(entry_filter)
                 if matching and entry_filter is not None:
                     for field in sorted(negated_fields(entry_filter) - FILTERED):

@@ -159,9 +159,8 @@ def test_many_are_deleted_read_and_counted(store: MemoryStore) -> None:
     for arguments in wrong:
         with pytest.raises(StoreError, match="either a list of ids"):
             store.delete_many(**arguments)
-    for where in ({}, {"$or": [{}, {"user": "ana"}]}):
-        with pytest.raises(StoreError, match="holds for everything"):
-            store.delete_many(where=where)
+    with pytest.raises(StoreError, match="holds for everything"):
+        store.delete_many(where={"$or": [{}, {"user": "ana"}]})
     ended = store.delete_many(where={"user": {"$in": ["ana", "ben"]}}, source="chat-7")
     assert [entry.id for entry in ended] == [first, second] and all(entry.valid_to for entry in ended)
     assert store.count() == 1 and store.count(as_of=start) == 3 and store.count(where={"user": "ana"}, as_of=start) == 1

@@ -94,7 +94,8 @@ def test_given_vectors_are_the_stored_ones() -> None:
 
     store = MemoryStore.open(":memory:", embedder=Deaf())
     vectors = np.random.default_rng(0).normal(size=(300, store.recorded_embedder.dim))
-    entries = store.insert_many([{"category": "semantic", "content": f"fact {i}"} for i in range(300)], vectors)
+    scaled = vectors * np.geomspace(1e-150, 1e150, 300)[:, None]  # of any length
+    entries = store.insert_many([{"category": "semantic", "content": f"fact {i}"} for i in range(300)], scaled)
     assert [entry.content for entry in entries] == [f"fact {i}" for i in range(300)]
     query = HashEmbedder().encode(["pet"])[0]
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -109,8 +110,6 @@ def test_given_vectors_are_the_stored_ones() -> None:
     ("fact", "kind", "message"),
     [
         ({"category": "nine", "content": "a"}, UnknownCategory, "fact 1: .*nine"),
-        ({"category": "semantic", "content": " "}, InvalidContent, "fact 1: content"),
-        ({"category": "semantic", "content": "a", "timestamp": "May"}, InvalidContent, "fact 1: timestamp"),
         ({"category": "semantic", "content": "a", "chunk": -1}, InvalidContent, "fact 1: chunk"),
         ({"category": "semantic"}, StoreError, "fact 1: a mapping with category, content"),
         ({"category": "semantic", "content": "a", "id": "x"}, StoreError, "fact 1: a mapping"),

@@ -198,12 +198,13 @@ def test_upsert_stores_under_a_key_and_replaces_what_it_holds(tmp_path):
 
 
 def test_several_writers_upsert_one_key_one_after_another(tmp_path):
-    path = tmp_path / "a.db"
-    MemoryStore.open(path, embedder="hash").close()
+    shared = new(tmp_path / "a.db")
 
     def write(number):
-        with MemoryStore.open(path) as store:
-            return store.upsert("city", f"City {number}.").version
+        with MemoryStore.open(tmp_path / "a.db") if number % 2 else shared.namespace("default") as store:
+            version = store.upsert("city", f"City {number}.").version
+            assert store.search("city", 1)[0].entry.version >= version
+            return version
 
     with ThreadPoolExecutor(4) as pool:
         versions = list(pool.map(write, range(8)))

@@ -4,7 +4,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -127,26 +126,8 @@ def test_a_bad_line_is_named_and_nothing_is_imported(tmp_path, line: str, messag
         store.export_jsonl(tmp_path / "none" / "log.jsonl")
 
 
-def test_threads_share_a_store(tmp_path) -> None:
-    store = new(tmp_path / "a.db")
-
-    def work(name: int) -> None:
-        for index in range(10):
-            store.insert("semantic", f"thread {name}: value {index}")
-            assert store.search(f"thread {name}", 1)
-
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(work, range(4)))  # raises what a thread raised
-    assert len(store.list()) == 40
-
-
-WRITER = """
-import sys
-from memalpha.store.store import MemoryStore
-store = MemoryStore.open(sys.argv[1], embedder="hash")
-for number in range(20):
-    store.insert("semantic", f"{sys.argv[2]} {number}")
-"""
+WRITER = "import sys; from memalpha import MemoryStore; store = MemoryStore.open(sys.argv[1], embedder='hash'); "
+WRITER += "[store.add(f'{sys.argv[2]} {number}') for number in range(20)]"
 
 
 @pytest.mark.sqlite

@@ -741,7 +741,6 @@ class ReadOnlyDatabase(SQLiteDatabase):
         Raises:
             StoreError: There is no such store, or it has another format.
         """
-        self._file_state: tuple[Any, ...] = ()
         super().__init__(path, create=False, initial_meta=dict, clock=clock, inspect=inspect)
 
     @property

@@ -162,10 +162,6 @@ class NamespaceIndex(ForkAware):
         entries = self._rows.entries.live(position=position)
         return [entry for entry in entries if where is None or where.matches(entry)]
 
-    def catch_up(self, last_position: int) -> None:
-        """Bring the corpus in memory, if there is one, to the log's end, before `forget`."""
-        self.ask(last_position, lambda corpus: None)
-
     def forget(self, ids: Collection[str], last_position: int) -> None:
         """Remove entries that were just erased from the corpus in memory, rather than building it anew.
 
@@ -173,7 +169,7 @@ class NamespaceIndex(ForkAware):
 
         Args:
             ids: Erased ids.
-            last_position: Position of the erasure in the log, the next one after `catch_up`.
+            last_position: Position of the erasure in the log, the next one after that of the last `ask`.
         """
         with self._lock:
             corpus, self._past, self._corpus = self._corpus, None, None
