@@ -1,18 +1,20 @@
-"""Checks of arguments: each raises a `MemalphaError` that names the argument and what is needed."""
+"""Checks of what a user gives: each raises a `MemalphaError` that names the argument, or code, and what is needed."""
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
 import stat
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from memalpha.errors import MemalphaError, StoreError
+from memalpha.errors import MemalphaError, StoreError, describe_exception
 
 _PIPES = ("/dev/stdin", "/dev/fd/", "/proc/")  # where a shell puts the output of another command
 
@@ -162,6 +164,35 @@ def check_texts(name: str, value: Any, *, error: type[MemalphaError] = StoreErro
         if not isinstance(text, str):
             raise error(f"{name}: a list of texts is needed, not one with {brief_repr(text)}")
     return texts
+
+
+@contextmanager
+def name_errors(
+    prefix: str, error: type[MemalphaError], *, is_own: bool = False, kept: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
+    """Re-raise exceptions of a user's code as `error`, with its name and line. A `MemalphaError` stays as it is.
+
+    Args:
+        prefix: Beginning of the message, such as "environment Dice, task 't1' raised".
+        error: Class of the error.
+        is_own: The code is memalpha's: what it raises is a bug and stays as it is.
+        kept: Further classes that stay as they are.
+    """
+    try:
+        yield
+    except (MemalphaError, *kept):
+        raise
+    except (Exception, SystemExit) as problem:  # exit() in a user's code would end a run without a word
+        if is_own:
+            raise
+        raise error(f"{prefix} {describe_exception(problem)}") from problem
+
+
+def is_async_result(result: object) -> bool:
+    """Return True for what an async function or generator returned: its code has not run, and never will."""
+    if inspect.iscoroutine(result):
+        result.close()  # otherwise Python warns that nobody awaited it
+    return inspect.isawaitable(result) or inspect.isasyncgen(result)
 
 
 class RepeatedKeyError(ValueError):

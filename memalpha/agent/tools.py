@@ -14,7 +14,7 @@ import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
 from types import UnionType
@@ -23,17 +23,15 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from memalpha.agent.parsing import MALFORMED, named_tool
-from memalpha.arguments import brief_repr
+from memalpha.arguments import brief_repr, name_errors
 from memalpha.config.common import import_object
 from memalpha.errors import (
     ConfigError,
     DuplicateContent,
     InvalidContent,
-    MemalphaError,
     StoreError,
     UnknownCategory,
     UnknownEntry,
-    describe_exception,
 )
 from memalpha.policy.chat.text import plain_line
 from memalpha.store.fields import clean_content
@@ -384,17 +382,8 @@ def validate_arguments(model: type[A], arguments: Mapping[str, Any], *, strict: 
         return model.model_validate(remaining), f"ignored: {format_validation_error(error)}"
 
 
-@contextmanager
-def _name_errors(tool: Tool | type[Tool]) -> Iterator[None]:
-    """Re-raise foreign exceptions of a user's tool as ConfigError with its name and line; ours have no user to tell."""
-    try:
-        yield
-    except MemalphaError:
-        raise
-    except (Exception, SystemExit) as error:
-        if tool.name in TOOLS:
-            raise
-        raise ConfigError(f"tool {tool.name}: {describe_exception(error)}") from error
+def _name_errors(tool: Tool | type[Tool]) -> AbstractContextManager[None]:
+    return name_errors(f"tool {tool.name}:", ConfigError, is_own=tool.name in TOOLS)
 
 
 def changed_ids(tool: Tool) -> Collection[str]:

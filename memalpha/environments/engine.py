@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Generic, NamedTuple, Protocol, SupportsFloat, TypeGuard, runtime_checkable
 
-from memalpha.arguments import brief_repr
-from memalpha.errors import ConfigError, MemalphaError, RewardError, describe_exception
+from memalpha.arguments import brief_repr, name_errors
+from memalpha.errors import ConfigError, RewardError
 from memalpha.policy.base import Policy, RenderingPolicy, SamplingQueue, noise_key, open_queue
 from memalpha.types import (
     LARGEST_REWARD,
@@ -305,7 +304,7 @@ class RunningEpisode:
         self.environment = self.engine.make_environment()
         if isinstance(self.environment, Advised):
             self.environment.advice = self.start.advice
-        with wrap_errors(self.where):
+        with name_errors(f"{self.where} raised", RewardError):
             self._observe(self.environment.reset(self.start.task))
         system_prompt = self.engine.system_prompt
         if self.request is None and system_prompt is not None and self.messages[0]["role"] != "system":
@@ -377,7 +376,7 @@ class RunningEpisode:
             return
         if step.observation is None:
             raise RewardError(f"{self.where}: a step that is not the last has no observation to reply to")
-        with wrap_errors(self.where):
+        with name_errors(f"{self.where} raised", RewardError):
             self._observe(step.observation)
 
     def has_ended(self) -> bool:
@@ -419,17 +418,6 @@ def _messages(prompt: Any) -> Messages:
     if not messages or any(not {"role", "content"} <= set(message) for message in messages):
         raise RewardError(f"an observation is a text or messages with role and content, not {prompt!r}")
     return messages
-
-
-@contextmanager
-def wrap_errors(where: str) -> Iterator[None]:
-    """Re-raise foreign exceptions as `RewardError` with the environment's name and the line of its code."""
-    try:
-        yield
-    except MemalphaError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise RewardError(f"{where} raised {describe_exception(error)}") from error
 
 
 class EpisodePool:
@@ -508,13 +496,13 @@ def step_environments(episodes: Sequence[RunningEpisode]) -> None:
     results: list[Any] = []
     if isinstance(first, StepsTogether):
         name, replies = type(first).__name__, [episode.reply for episode in episodes]
-        with wrap_errors(f"environment {name}"):
+        with name_errors(f"environment {name} raised", RewardError):
             results = list(first.step_together([episode.environment for episode in episodes], replies))
         if len(results) != len(episodes):
             count = f"{len(results)} steps for {len(episodes)} episodes"
             raise RewardError(f"environment {name}: step_together gave {count}")
     for index, episode in enumerate(episodes):
-        with wrap_errors(episode.where):
+        with name_errors(f"{episode.where} raised", RewardError):
             result: Any = results[index] if results else episode.environment.step(episode.reply)
         if not isinstance(result, tuple | list) or not 1 <= len(result) <= len(Step._fields):
             raise RewardError(

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
-from memalpha.arguments import brief_repr, check_count, is_finite_number
+from memalpha.arguments import brief_repr, check_count, is_finite_number, name_errors
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.config.common import HIDDEN_INSTRUCTIONS
 from memalpha.config.files import build_config
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
-from memalpha.errors import ConfigError, MemalphaError, PolicyError
+from memalpha.errors import ConfigError, PolicyError
 from memalpha.types import Completion, SampleRequest
 
 ROLES = ("attempt", "reflection", "retry")
@@ -189,14 +189,9 @@ def wrap_outside_errors(kind: str, maker: Any) -> Iterator[str]:
         maker: The object. What one of memalpha's own raises beside `MemalphaError` is a bug and stays as it is.
     """
     name = brief_repr(getattr(maker, "name", type(maker).__name__))
-    try:
+    is_own = type(maker).__module__.partition(".")[0] == "memalpha"
+    with name_errors(f"{kind} {name} raised", PolicyError, is_own=is_own):
         yield name
-    except MemalphaError:
-        raise
-    except Exception as error:
-        if type(maker).__module__.partition(".")[0] == "memalpha":
-            raise
-        raise PolicyError(f"{kind} {name} raised {type(error).__name__}: {error}") from error
 
 
 def sample_checked(policy: Policy, requests: Sequence[SampleRequest]) -> list[Completion]:

@@ -38,10 +38,9 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, cast
 
 from memalpha.agent.tools import CHANGING_CODES
-from memalpha.arguments import brief_repr, check_count
+from memalpha.arguments import brief_repr, check_count, is_async_result, name_errors
 from memalpha.config import RewardConfig
 from memalpha.config.common import MemoryFunction, import_object
-from memalpha.environments.engine import wrap_errors
 from memalpha.errors import ConfigError, DataError, RewardError
 from memalpha.policy.load import load_reward_model
 from memalpha.qa.memory_pairs import conversation_messages, state_text
@@ -178,7 +177,7 @@ class MemoryReward:
         for part, function in self.functions:
             weights[part.name] = part.weight
             where = f"reward.functions.{part.name}: {part.function}"
-            with wrap_errors(where):
+            with name_errors(f"{where} raised", RewardError):
                 result = function(trajectory, records)
             value = _as_float(result, where)
             if abs(part.weight * value) > LARGEST_REWARD / 2:
@@ -220,9 +219,7 @@ def _as_float(result: Any, where: str) -> float:
     Raises:
         RewardError: It is no finite number.
     """
-    if inspect.isawaitable(result):
-        if inspect.iscoroutine(result):
-            result.close()  # otherwise Python warns that nobody awaited it
+    if is_async_result(result):
         raise RewardError(f"{where} is async: write it as a plain function")
     value = result.item() if getattr(result, "ndim", None) == 0 else result
     if isinstance(value, Real) and abs(cast("Any", value)) <= sys.float_info.max:

@@ -37,20 +37,12 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from memalpha.agent.dates import format_date
-from memalpha.arguments import brief_repr
+from memalpha.arguments import brief_repr, is_async_result, name_errors
 from memalpha.config import AgentConfig
 from memalpha.config.common import import_object
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
 from memalpha.environments.memory_writing import fit_tasks, memory_engine
-from memalpha.errors import (
-    ConfigError,
-    DataError,
-    EvaluationError,
-    InvalidContent,
-    MemalphaError,
-    describe_exception,
-    did_you_mean,
-)
+from memalpha.errors import ConfigError, DataError, EvaluationError, InvalidContent, did_you_mean
 from memalpha.policy.base import NAMED_POLICIES, RULE_POLICIES, Policy, with_prompt_style
 from memalpha.policy.load import load_policy
 from memalpha.policy.reply_cache import AnswerCache, keep_replies
@@ -609,15 +601,12 @@ class Streamed:
         """
         where = f"system {self.name}: task {task.id!r}" + ("" if chunk is None else f", chunk {chunk.index}")
         try:
-            yield
+            with name_errors(f"{where}:", EvaluationError):
+                yield
         except InvalidContent as error:
             is_long = chunk is not None and len(chunk.render().encode(errors="replace")) > MAX_CONTENT
             hint = " (chunk_tokens=2048 splits the chunks of the data)" if is_long else ""
             raise EvaluationError(f"{where}: {error}{hint}") from error
-        except MemalphaError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise EvaluationError(f"{where}: {describe_exception(error)}") from error
 
     def _show(self, system: System, query: str, *, budget: int | None, texts: Mapping[str, str]) -> tuple[Passage, ...]:
         return cut_to_budget(self._passages(system, "context", query), budget, turn_texts=texts)[1]
@@ -648,9 +637,7 @@ class Streamed:
 
     def _refuse_async(self, method: str, result: object) -> None:
         """Raise `ConfigError` for what an async method returns, or a generator from `read`: its code has not run."""
-        if inspect.iscoroutine(result):
-            result.close()  # otherwise Python warns that nobody awaited it
-        if inspect.isawaitable(result) or inspect.isasyncgen(result):
+        if is_async_result(result):
             raise ConfigError(f"system {self.name}: {method}() is async: write it as a plain method")
         if method == "read" and inspect.isgenerator(result):
             raise ConfigError(f"system {self.name}: read() is a generator: write it without yield")

@@ -5,7 +5,7 @@ import inspect
 from memalpha.config import ReinforcementConfig
 from memalpha.config.common import import_object
 from memalpha.errors import ConfigError, TrainingError
-from memalpha.train.algorithms.base import Algorithm, as_json, name_errors
+from memalpha.train.algorithms.base import Algorithm, as_json, name_algorithm_errors
 from memalpha.train.algorithms.dpo import DPO
 from memalpha.train.algorithms.erl import ERL
 from memalpha.train.algorithms.grpo import GRPO
@@ -31,7 +31,7 @@ def build_algorithm(config: ReinforcementConfig) -> Algorithm:
             f"algorithm: {config.algorithm!r} is no subclass of memalpha.train.algorithms.Algorithm with an annotate "
             "method"
         )
-    with name_errors(config):
+    with name_algorithm_errors(config):
         algorithm = kind(config)
     if not vars(algorithm).keys() >= {"config", "state"}:
         raise TrainingError(f"algorithm {config.algorithm}: its __init__ must call super().__init__(config)")

@@ -10,17 +10,17 @@ from __future__ import annotations
 import math
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-from memalpha.arguments import brief_repr, counted
+from memalpha.arguments import brief_repr, counted, name_errors
 from memalpha.config import ReinforcementConfig
-from memalpha.errors import MemalphaError, TrainingError, describe_exception
+from memalpha.errors import TrainingError
 from memalpha.qa.report import Record
 from memalpha.train.algorithms.credit import CallCredit
 from memalpha.train.data.samples import TrainingSample, policy_gradient_sample
@@ -137,7 +137,7 @@ def annotate(algorithm: Algorithm, groups: Sequence[TrajectoryGroup[Any]], score
             advantage or metric that is not finite, a state that is not JSON.
     """
     label = f"algorithm {algorithm.config.algorithm}"
-    with name_errors(algorithm.config):
+    with name_algorithm_errors(algorithm.config):
         result: Any = algorithm.annotate(groups, score)
     annotation = result if isinstance(result, Annotation) else Annotation(result)
     rows, kind = annotation.rows, type(annotation.rows).__name__
@@ -176,27 +176,17 @@ def finish_step(algorithm: Algorithm, metrics: dict[str, Any]) -> None:
         TrainingError: A user's algorithm raised, or set a metric that is no number or a state that is not JSON.
     """
     label, before = f"algorithm {algorithm.config.algorithm}", dict(metrics)
-    with name_errors(algorithm.config):
+    with name_algorithm_errors(algorithm.config):
         algorithm.finish_step(metrics)
     changed = {name: value for name, value in metrics.items() if name not in before or before[name] is not value}
     metrics |= _check_metrics(changed, f"{label}: metrics")
     as_json(algorithm.state, f"{label}: state")
 
 
-@contextmanager
-def name_errors(config: ReinforcementConfig) -> Iterator[None]:
-    """Re-raise exceptions of a user's algorithm as `TrainingError` with its name and line.
-
-    Errors of memalpha and full memory keep their class; shipped algorithms keep their traceback.
-    """
-    try:
-        yield
-    except (MemalphaError, torch.OutOfMemoryError):
-        raise
-    except (Exception, SystemExit) as error:
-        if ":" not in config.algorithm:
-            raise
-        raise TrainingError(f"algorithm {config.algorithm}: {describe_exception(error)}") from error
+def name_algorithm_errors(config: ReinforcementConfig) -> AbstractContextManager[None]:
+    """Re-raise exceptions of a user's algorithm as `TrainingError` with its name and line; full memory stays."""
+    is_own, kept = ":" not in config.algorithm, (torch.OutOfMemoryError,)
+    return name_errors(f"algorithm {config.algorithm}:", TrainingError, is_own=is_own, kept=kept)
 
 
 def as_json(state: Any, where: str) -> dict[str, Any]:

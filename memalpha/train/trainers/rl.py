@@ -28,7 +28,7 @@ from memalpha.errors import ConfigError, TrainingError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.reader import MAX_TRUNCATED, AnswerCounts, find_reader_fault
 from memalpha.qa.report import Record
-from memalpha.train.algorithms.base import Algorithm, Annotation, annotate, as_json, finish_step, name_errors
+from memalpha.train.algorithms.base import Algorithm, Annotation, annotate, as_json, finish_step, name_algorithm_errors
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.distributed import World
 from memalpha.train.learner.engine import Engine, scheduled_learning_rate
@@ -324,7 +324,7 @@ class ReinforcementStep(TrainingStep):
         update_kl = UpdateKL(self.engine, samples)
         stats: list[dict[str, float]] = []
         extra_losses: dict[str, float] = {}
-        with name_errors(config):
+        with name_algorithm_errors(config):
             phases = self.algorithm.updates(samples)
         for update_index, (name, rows) in enumerate(phases.items()):
             update_stats: list[dict[str, float]] = []
@@ -338,7 +338,7 @@ class ReinforcementStep(TrainingStep):
                 for part in range(config.optimizer.minibatches):
                     minibatch = [rows[i] for unit in order[part :: config.optimizer.minibatches] for i in units[unit]]
                     if minibatch:
-                        with name_errors(config):
+                        with name_algorithm_errors(config):
                             refreshed = self.algorithm.refresh(minibatch, self.engine)
                         update_stats.append(self.engine.update(refreshed, rate))
                         update_kl.measure(update_stats[-1]["tokens"] > 0)
