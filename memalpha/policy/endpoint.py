@@ -55,28 +55,22 @@ class Bill:
         paid: answers of the server.
         cached: answers from the cache.
         shared: requests that waited for an equal request in flight.
-        tries: HTTP requests sent.
-        lost: tries without a usable answer; not priced, because only the server knows their tokens.
         doubted: answers whose `usage` was missing or implausible.
         refused: answers to the caller, paid or not, in which the model refuses (`message.refusal`).
         prompt_tokens: billed tokens of prompts.
         completion_tokens: billed tokens of answers.
-        cost: price of paid answers; None without prices.
-        saved: price of cached answers; None without prices.
+        cost: price of paid answers; None without prices. Only the server knows what a failed try cost.
     """
 
     asked: int = 0
     paid: int = 0
     cached: int = 0
     shared: int = 0
-    tries: int = 0
-    lost: int = 0
     doubted: int = 0
     refused: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost: float | None = None
-    saved: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +184,7 @@ class EndpointClient(ServerThread):
         key = read_key(name, key_variable, hint) if key_variable is not None else None
         self.room_field = "max_completion_tokens" if name.startswith("openai:") else "max_tokens"
         self.prices = self.config.prices.get(name)
-        self.bill = Bill(cost=0.0, saved=0.0) if self.prices else Bill()
+        self.bill = Bill(cost=0.0 if self.prices else None)
         self.cache = AnswerCache(self.config.cache) if self.config.cache is not None else None
         self._window = Window(self.config.requests_per_minute, self.config.tokens_per_minute)
         super().__init__(name, base, self.config, key, " (endpoint.timeout)")
@@ -237,8 +231,6 @@ class EndpointClient(ServerThread):
         elif self.cache is not None and (cached_reply := self.cache.get(key)) is not None:
             self.bill.cached += 1
             reply = Reply(**cached_reply)
-            if self.bill.saved is not None:
-                self.bill.saved += self._price(reply)
         else:
             task = self._flying[key] = asyncio.create_task(self._send_and_cache(key, body, batch))
             task.add_done_callback(lambda done: self._on_done(key, done))
@@ -280,12 +272,7 @@ class EndpointClient(ServerThread):
 
         async def attempt() -> Reply:
             usage = await self._wait_for_turn(prompt + max_new_tokens, batch)
-            self.bill.tries += 1
-            try:
-                reply = self._read(await self.send("POST", "/chat/completions", body), prompt, max_new_tokens)
-            except RetryableError as error:
-                self.bill.lost += error.lost
-                raise
+            reply = self._read(await self.send("POST", "/chat/completions", body), prompt, max_new_tokens)
             usage.tokens = reply.prompt_tokens + reply.completion_tokens
             return reply
 
@@ -296,8 +283,9 @@ class EndpointClient(ServerThread):
         self.bill.paid += 1
         self.bill.prompt_tokens += reply.prompt_tokens
         self.bill.completion_tokens += reply.completion_tokens
-        if self.bill.cost is not None:
-            self.bill.cost += self._price(reply)
+        if self.bill.cost is not None and self.prices is not None:
+            prices, tokens = self.prices, (reply.prompt_tokens, reply.completion_tokens)
+            self.bill.cost += sum(price * count for price, count in zip(prices, tokens, strict=True)) / 1e6
         return reply
 
     async def _wait_for_turn(self, tokens: int, batch: RequestBatch) -> Any:
@@ -350,7 +338,7 @@ class EndpointClient(ServerThread):
         if any(word in error_text for word in _QUOTA_ERRORS):
             raise PolicyError(f"{self.name} refused: {reason}")
         if is_retryable(status):
-            raise RetryableError(reason, retry_after(response.headers), lost=status >= 500)
+            raise RetryableError(reason, retry_after(response.headers))
         if status in (401, 403):
             hint = "" if self._key else "; no key was sent: name its environment variable in endpoint.key_env"
             raise PolicyError(f"{self.name} does not take the key ({reason}){hint}")
@@ -375,10 +363,6 @@ class EndpointClient(ServerThread):
         except PolicyError as error:
             hint = f"; it lists {', '.join(model_names[:8])}" if model_names else ""
             raise PolicyError(f"{error}: is there a model {self.model!r}?{hint}") from error
-
-    def _price(self, reply: Reply) -> float:
-        prompt, generated = self.prices or (0.0, 0.0)
-        return (reply.prompt_tokens * prompt + reply.completion_tokens * generated) / 1e6
 
 
 _FIELDS = ("content", "tool_calls", "function_call", "refusal")

@@ -27,15 +27,13 @@ T = TypeVar("T")
 class RetryableError(Exception):
     """Failed try that may succeed if repeated, after `after` seconds at the earliest.
 
-    `lost` is False if the server surely did not bill the try. `complete` is True for a whole body without an answer,
-    which is no fault of the network: more than `COMPLETE_RETRIES` retries of such do not help.
+    `complete` is True for a whole body without an answer, which is no fault of the network: more than
+    `COMPLETE_RETRIES` retries of such do not help.
     """
 
-    def __init__(self, reason: str, after: float | None = None, *, lost: bool = True, complete: bool = False) -> None:
+    def __init__(self, reason: str, after: float | None = None, *, complete: bool = False) -> None:
         super().__init__(reason)
-        self.after = after
-        self.lost = lost
-        self.complete = complete
+        self.after, self.complete = after, complete
 
 
 COMPLETE_RETRIES = 2
@@ -101,7 +99,7 @@ class ServerThread(LoopThread):
         except TimeoutError as error:
             raise RetryableError(f"no answer within {self.server.timeout:g} s{self._hint}") from error
         except httpx.ConnectError as error:
-            raise RetryableError(f"cannot be reached ({error})", lost=False) from error
+            raise RetryableError(f"cannot be reached ({error})") from error
         except httpx.HTTPError as error:
             raise RetryableError(f"the connection broke ({error or type(error).__name__})") from error
         except (httpx.InvalidURL, UnicodeError) as error:

@@ -84,8 +84,7 @@ def test_every_item_is_answered_once_whatever_the_server_does(tmp_path):
         assert server.answered == dict.fromkeys(prompts, 1)
         bill = client.bill
         assert (bill.asked, bill.paid, bill.cached, bill.shared, bill.doubted) == (60, 60, 0, 0, 0)
-        assert bill.tries == sum(server.seen.values()) == 60 + sum(map(len, plan.values()))
-        assert bill.lost == sum(f[:3] != "429" for faults in plan.values() for f in faults)
+        assert sum(server.seen.values()) == 60 + sum(map(len, plan.values()))
         assert bill.prompt_tokens == sum(estimate_tokens(text) + 5 for text in prompts)
         assert bill.completion_tokens == sum(estimate_tokens(f"echo {text}") for text in prompts)
         assert bill.cost == pytest.approx((bill.prompt_tokens * 10 + bill.completion_tokens * 100) / 1e6)
@@ -93,8 +92,7 @@ def test_every_item_is_answered_once_whatever_the_server_does(tmp_path):
         assert texts(again.sample([ask(text) for text in reversed(prompts)])) == [
             f"echo {t}" for t in reversed(prompts)
         ]
-        assert (again.bill.cached, again.bill.paid, again.bill.tries, again.bill.cost) == (60, 0, 0, 0.0)
-        assert again.bill.saved == pytest.approx(bill.cost)
+        assert (again.bill.cached, again.bill.paid, again.bill.cost) == (60, 0, 0.0)
         again.close()
 
 
@@ -138,7 +136,7 @@ def test_without_a_server_the_batch_ends_too(tmp_path):
     client = client_of(server, retries=3, cache=tmp_path / "a.sqlite")
     with pytest.raises(PolicyError, match=r"no answer in 4 tries, the last: cannot be reached.*kept in .*a\.sqlite"):
         client.sample([ask("a"), ask("b")])
-    assert client.bill.lost == 0 and client.bill.paid == 0
+    assert client.bill.paid == 0
     client.close()
 
 

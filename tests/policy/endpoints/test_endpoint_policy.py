@@ -281,4 +281,3 @@ def test_writer_and_reader_behind_a_real_server(served):
     assert sum(len(turn.calls) for group in reports[1].groups for turn in group.trajectories[0].turns) > 5
     bill = there.statistics()
     assert bill["doubted"] == 0 and bill["paid"] == bill["asked"] - bill["shared"], bill
-    assert bill["tries"] == bill["paid"] + bill["lost"] and bill["lost"] <= 1, "it hangs up after its own failed list"
