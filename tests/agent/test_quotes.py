@@ -69,7 +69,7 @@ def test_other_calls_stay():
 @pytest.mark.parametrize("quotes", [False, True])
 def test_an_agent_quotes_for_a_policy_that_asks_for_it(quotes, streams):
     policy = FakePolicy(lambda request: "+semantic pet age: 903 555 0142\n+semantic pet: cat", prompt="compact")
-    policy.form, policy.quotes = "lines", quotes
+    policy.form, policy.sizes, policy.quotes = "lines", {}, quotes
     with MemoryStore.open(":memory:") as store:
         agent = MemoryAgent(policy, store)
         if streams:
@@ -99,7 +99,7 @@ def test_the_writer_sees_its_notes_and_their_entries_change():
         return replies[chunk].format(suffix if chunk != "all over" else views[-1].partition(" ")[0])
 
     policy = FakePolicy(reply, prompt="compact")
-    policy.form, policy.quotes = "lines", True
+    policy.form, policy.sizes, policy.quotes = "lines", {}, True
     with MemoryStore.open(":memory:") as store:
         agent = MemoryAgent(policy, store)
         agent.read("Well, I moved to Porto in May")
