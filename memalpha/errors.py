@@ -5,7 +5,8 @@ file, line or field and says what to do.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from sysconfig import get_paths
@@ -59,6 +60,28 @@ class MemalphaError(Exception):
 
 class ConfigError(MemalphaError):
     """A configuration key or value that cannot be used."""
+
+
+@contextmanager
+def required_packages(
+    use: str, *packages: str, extra: str = "train", error: type[MemalphaError] = ConfigError, hint: str = ""
+) -> Iterator[None]:
+    """Turn a failed import in the block into an error that says what to install.
+
+    Args:
+        use: Begin of the message: what needs the packages.
+        packages: Top-level names of the packages. A missing module of any other raises `ModuleNotFoundError`.
+        extra: Extra of memalpha that installs them.
+        error: Class of the error.
+        hint: End of the message.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as problem:
+        package = (problem.name or "").partition(".")[0]
+        if package not in packages:
+            raise
+        raise error(f"{use} needs {package}: {install_command(extra)}{hint}") from None
 
 
 class DataError(MemalphaError):

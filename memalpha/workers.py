@@ -27,7 +27,7 @@ from multiprocessing.context import SpawnProcess
 from queue import LifoQueue
 from typing import Any, TypeVar
 
-from memalpha.errors import ConfigError, MemalphaError, RewardError, WorkerError, install_command
+from memalpha.errors import ConfigError, MemalphaError, RewardError, WorkerError, required_packages
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -241,11 +241,9 @@ class RayPool:
     """
 
     def __init__(self, address: str | None = None, workers: int = 2) -> None:
-        try:
+        with required_packages("--on ray", "ray", extra="ray"):
             import ray  # pyright: ignore[reportMissingImports]
             from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
-        except ImportError:
-            raise ConfigError(f"workers on Ray need the package ray: {install_command('ray')}") from None
         self._ray: Any = ray
         self.workers, self.died = workers, (RayError,)
         self._was_running = ray.is_initialized()

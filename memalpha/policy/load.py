@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from types import NoneType
@@ -16,23 +14,12 @@ from memalpha.config import EndpointConfig
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import BatchConfig
 from memalpha.endpoint_calls import ENDPOINT_PREFIXES
-from memalpha.errors import ConfigError, PolicyError, install_command
+from memalpha.errors import ConfigError, PolicyError, required_packages
 from memalpha.policy.base import ADAPTER_CONFIG, NAMED_POLICIES, RULE_POLICIES, SHIPPED_POLICIES, Policy, endpoint_hint
 from memalpha.policy.smol.base_model import SMOL, SMOL_BASE, check_adapter, check_base, find_adapter, find_base
 
 if TYPE_CHECKING:
     from memalpha.policy.reward_model import RewardModel
-
-
-@contextmanager
-def _needing_torch(name: str, hint: str = "") -> Iterator[None]:
-    """Raise `PolicyError` for an import that fails for lack of torch or transformers."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in ("torch", "transformers"):
-            raise
-        raise PolicyError(f"{name} needs {error.name}: {install_command('train')}{hint}") from None
 
 
 def load_policy(
@@ -90,7 +77,8 @@ def load_policy(
         except PolicyError as error:
             raise error if setting is None else PolicyError(f"{setting}: {error}") from error
         return policy
-    with _needing_torch(f"policy {text!r}", f" (scripted:... policies need nothing). {endpoint_hint(text)}"):
+    hint = f" (scripted:... policies need nothing). {endpoint_hint(text)}"
+    with required_packages(f"policy {text!r}", "torch", "transformers", error=PolicyError, hint=hint):
         from memalpha.policy.transformers import TransformersPolicy, merge_adapter, with_adapter_files
     base, *adapters = adapter_chain(text)
     try:
@@ -132,7 +120,7 @@ def load_reward_model(name: str | Path, *, dtype: str = "float32", device: str =
     Raises:
         PolicyError: if the reward model cannot be loaded here.
     """
-    with _needing_torch(f"reward model {str(name)!r}"):
+    with required_packages(f"reward model {str(name)!r}", "torch", "transformers", error=PolicyError):
         from memalpha.policy.model_files import is_reward_model
         from memalpha.policy.reward_model import load_from_adapter, load_from_directory
         from memalpha.policy.transformers import TransformersPolicy
@@ -228,7 +216,7 @@ def write_merged(name: str | Path, out: str | Path) -> Path:
     out = Path(out).resolve()
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConfigError(f"{out} is there already: name a directory that does not exist or is empty")
-    with _needing_torch("merge"):
+    with required_packages("merge", "torch", "transformers", error=PolicyError):
         from memalpha.policy.transformers import TransformersPolicy
     policy = load_policy(name)
     if not isinstance(policy, TransformersPolicy):

@@ -22,7 +22,7 @@ from transformers.utils import logging as hf_logging
 
 from memalpha.arguments import brief_repr, check_type
 from memalpha.config.groups import LoadingConfig
-from memalpha.errors import ConfigError, PolicyError, did_you_mean, install_command
+from memalpha.errors import ConfigError, PolicyError, did_you_mean, install_command, required_packages
 from memalpha.hub import hub_reachable
 from memalpha.policy.base import ADAPTER_CONFIG, NAMED_POLICIES, RULE_POLICIES, endpoint_hint
 
@@ -264,10 +264,8 @@ def read_adapter_config(folder: str | Path) -> Any:
     Raises `PolicyError` if peft is missing or the adapter is of another kind, `OSError` or `ValueError` if it cannot be
     read.
     """
-    try:
+    with required_packages(f"{folder} holds a LoRA adapter, which", "peft", error=PolicyError):
         import peft
-    except ModuleNotFoundError:
-        raise PolicyError(f"{folder} holds a LoRA adapter, which needs peft: {install_command('train')}") from None
     config = peft.PeftConfig.from_pretrained(str(folder))
     if not isinstance(config, peft.LoraConfig):
         raise PolicyError(f"{folder} holds a {config.peft_type} adapter: only LoRA can be merged")

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memalpha.arguments import finite_float, refuse_constant
-from memalpha.errors import ConfigError, install_command
+from memalpha.errors import ConfigError, required_packages
 from memalpha.rewards.base import reply_text
 from memalpha.workers import KillableFunction, Killed
 
@@ -49,10 +49,8 @@ class FormatReward:
     name = "format"
 
     def __init__(self, pattern: str, match: Literal["full", "search"] = "full") -> None:
-        try:
+        with required_packages("a pattern", "regex"):
             import regex
-        except ModuleNotFoundError:
-            raise ConfigError(f"a pattern needs regex: {install_command('train')}") from None
         try:
             self.pattern: Any = regex.compile(pattern)
         except (regex.error, ValueError, OverflowError) as error:
@@ -94,11 +92,9 @@ class SchemaReward:
     name = "schema"
 
     def __init__(self, schema: Mapping[str, Any] | str | Path) -> None:
-        try:
+        with required_packages("a schema reward", "jsonschema"):
             from jsonschema import Draft202012Validator, SchemaError
             from jsonschema.validators import validator_for
-        except ModuleNotFoundError:
-            raise ConfigError(f"a schema reward needs jsonschema: {install_command('train')}") from None
         schema = dict(schema) if isinstance(schema, Mapping) else _read(Path(schema))
         try:
             validator_for(schema, default=Draft202012Validator).check_schema(schema)

@@ -21,7 +21,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 
 from memalpha.arguments import brief_repr, check_path, check_texts, check_type
-from memalpha.errors import DataError, install_command
+from memalpha.errors import DataError, required_packages
 from memalpha.hub import hub_reachable
 from memalpha.tasks.formats.files import check_selection, iter_csv_rows
 from memalpha.tasks.synthetic import arithmetic, programs
@@ -182,10 +182,8 @@ def _read(source: str, split: str, config: str | None, name: str) -> Rows:
             raise DataError(f"{name}: holds no row")
         names = dict.fromkeys(column for row in own_rows for column in row)
         return [{column: row.get(column) for column in names} for row in own_rows]
-    try:
+    with required_packages(f"{name}: reading it", "datasets", error=DataError):
         import datasets
-    except ModuleNotFoundError:
-        raise DataError(f"{name}: the package datasets reads it: {install_command('train')}") from None
     from datasets.exceptions import DatasetGenerationError
 
     if kind is not None and not path.is_file():

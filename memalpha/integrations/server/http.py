@@ -32,8 +32,7 @@ from pydantic_core import PydanticSerializationError
 from memalpha import __version__
 from memalpha.agent.tools import format_validation_error
 from memalpha.arguments import RepeatedKeyError, unique_keys
-from memalpha.errors import DuplicateContent
-from memalpha.integrations import required_packages
+from memalpha.errors import DuplicateContent, required_packages
 from memalpha.integrations.server import schemas
 from memalpha.integrations.server.auth import NAMESPACE_HEADER, SCOPE, Access, KeyFile, RequestGuard, Right
 from memalpha.integrations.server.schemas import HTTP_SOURCE, Label, Limit, Position, ServiceError, Time
@@ -43,7 +42,7 @@ from memalpha.store.io.jsonl import to_json
 from memalpha.store.store import MemoryStore
 from memalpha.types import MemoryEntry, Operation
 
-with required_packages("serving HTTP", "starlette"):
+with required_packages("serving HTTP", "starlette", extra="serve"):
     from starlette.background import BackgroundTask
     from starlette.datastructures import QueryParams
     from starlette.requests import Request

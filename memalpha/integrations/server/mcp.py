@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from memalpha import __version__
 from memalpha.agent.tools import format_validation_error, tool_schemas
-from memalpha.integrations import required_packages
+from memalpha.errors import required_packages
 from memalpha.integrations.server.auth import SCOPE, Right, log
 from memalpha.integrations.server.schemas import (
     CallOutcome,
@@ -35,7 +35,7 @@ from memalpha.integrations.server.service import MemoryService
 from memalpha.store.io.jsonl import to_json
 from memalpha.store.search.lexical import split_passages, words
 
-with required_packages("serving MCP", "mcp", "mcp_types"):
+with required_packages("serving MCP", "mcp", "mcp_types", extra="serve"):
     import mcp_types as types
     from mcp.server.context import ServerRequestContext
     from mcp.server.lowlevel import Server

@@ -28,8 +28,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memalpha.errors import ConfigError, DataError
-from memalpha.integrations import required_packages
+from memalpha.errors import ConfigError, DataError, required_packages
 from memalpha.integrations.server.auth import parse_hostname
 from memalpha.integrations.server.mcp import serve_lines
 from memalpha.integrations.server.schemas import escape_surrogates
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from memalpha.integrations.server.http import HttpApp
     from memalpha.report.page import RunPage
 
-with required_packages("serving HTTP", "starlette", "uvicorn", "h11"):
+with required_packages("serving HTTP", "starlette", "uvicorn", "h11", extra="serve"):
     import uvicorn
     from starlette.applications import Starlette
     from starlette.concurrency import run_in_threadpool

@@ -21,10 +21,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from memalpha.integrations import required_packages
+from memalpha.errors import required_packages
 from memalpha.store.backends.base import deadline
 
-with required_packages("serving", "opentelemetry", "prometheus_client"):
+with required_packages("serving", "opentelemetry", "prometheus_client", extra="serve"):
     from opentelemetry import propagate, trace
     from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 

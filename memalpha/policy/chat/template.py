@@ -21,7 +21,7 @@ from typing import Any, Literal
 from jinja2.exceptions import TemplateError
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from memalpha.errors import PolicyError, install_command
+from memalpha.errors import PolicyError, required_packages
 from memalpha.policy.chat.replies import END_THINK, THINK, ReplyParser, known_templates
 from memalpha.policy.chat.text import CLOSE, OPEN, describe_tools, plain_message, special_token_pattern
 
@@ -252,7 +252,9 @@ class ChatTemplate:
         own_template = getattr(self.tokenizer, "response_template", None)
         if not self.shows_tools and not own_template:
             return "text", None, "unknown"
-        templates = {"its own": own_template} if own_template else self._known_templates()
+        needs = f"policy {self.name!r}: reading its calls, which are in no form known without trl,"
+        with required_packages(needs, "trl", error=PolicyError):
+            templates = {"its own": own_template} if own_template else known_templates()
         parsers = {family: ReplyParser(template) for family, template in templates.items()}
         for family, parser in parsers.items():
             if rendered and _reads_back(parser, rendered, _PROBE_CALLS):
@@ -262,15 +264,6 @@ class ChatTemplate:
             if own_template or (single and _reads_back(parser, single, _PROBE_CALLS[:1])):
                 return "text", parser, family
         return "text", None, "unknown"
-
-    def _known_templates(self) -> dict[str, Mapping[str, Any]]:
-        try:
-            return known_templates()
-        except ModuleNotFoundError:
-            raise PolicyError(
-                f"policy {self.name!r}: its calls are in no form that is known without trl, which reads those of more "
-                f"families: {install_command('train')}"
-            ) from None
 
     def _rendered_probe(self, count: int) -> str:
         """Return a reply of `count` calls as the template writes it; "" if it refuses them."""

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from memalpha.agent.prompts import letter_choices
-from memalpha.errors import DataError, install_command
+from memalpha.errors import DataError, required_packages
 from memalpha.qa.scoring.stats import mean
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -83,10 +83,8 @@ def _locomo_tokens(text: str) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _nltk_stem() -> Callable[[str], str]:
-    try:
+    with required_packages("LoCoMo's F1", "nltk", extra="eval", error=DataError):
         from nltk.stem.porter import PorterStemmer  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError:
-        raise DataError(f"LoCoMo's F1 needs nltk, which comes with rouge-score: {install_command('eval')}") from None
     return lru_cache(maxsize=65536)(PorterStemmer().stem)
 
 
@@ -382,10 +380,8 @@ def rouge(prediction: str, gold: str) -> Mapping[str, float]:
 
 @lru_cache(maxsize=1)
 def _rouge_scorer() -> Any:
-    try:
+    with required_packages("ROUGE", "rouge_score", "nltk", extra="eval", error=DataError):
         from rouge_score.rouge_scorer import RougeScorer  # pyright: ignore[reportMissingImports]
-    except ModuleNotFoundError:
-        raise DataError(f"ROUGE needs rouge-score: {install_command('eval')}") from None
     return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
 
 

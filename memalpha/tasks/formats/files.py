@@ -22,7 +22,7 @@ import yaml
 from pydantic import ValidationError
 
 from memalpha.arguments import check_count, check_path, check_seed, finite_float
-from memalpha.errors import DataError, install_command
+from memalpha.errors import DataError, required_packages
 from memalpha.text_files import UTF_16, parse_json, read_text, refuse_packed, unique_keys
 from memalpha.types import Chunk, SpeakerTurn, Task
 
@@ -294,11 +294,9 @@ def iter_csv_rows(
 
 def iter_parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (file and row number, row) of a Parquet file with these columns. Raises `DataError`."""
-    try:
+    with required_packages(f"{path}: a Parquet file", "pyarrow", extra="eval", error=DataError):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ModuleNotFoundError:
-        raise DataError(f"{path}: pyarrow reads Parquet files: {install_command('eval')}") from None
     if not path.is_file():
         raise DataError(f"{path}: cannot be read (no such file)")
     try:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ValidationError
 
 from memalpha.arguments import brief_repr, check_target, finite_float, refuse_constant, unique_keys
-from memalpha.errors import DataError, install_command
+from memalpha.errors import DataError, required_packages
 from memalpha.text_files import NO_TEXT, UNFIT, split_json_items
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
 
@@ -265,10 +265,8 @@ def to_dataset(tasks: Iterable[Task]) -> Dataset:
     Raises:
         DataError: datasets is not installed, there is no task, or a task cannot be written as JSON Lines either.
     """
-    try:
+    with required_packages("a Dataset", "datasets", error=DataError):
         import datasets
-    except ModuleNotFoundError:
-        raise DataError(f"a Dataset needs the package datasets: {install_command('train')}") from None
     rows = []
     for task in check_tasks(tasks):
         rows.append(task.model_dump(exclude=POSITIONS))

@@ -49,7 +49,7 @@ def test_locomo_f1_without_nltk_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "nltk.stem.porter", None)
     official._nltk_stem.cache_clear()
     try:
-        with pytest.raises(DataError, match=r"nltk, which comes with rouge-score.*\[eval\]"):
+        with pytest.raises(DataError, match=r"F1 needs nltk: .*\[eval\]"):
             official.locomo_f1("Porto", "Porto", 4)
     finally:
         official._nltk_stem.cache_clear()
