@@ -173,8 +173,10 @@ def check_environment(environment: object) -> None:
         raise ConfigError(f"environment: {environment!r} has no reset and step, and makes nothing that has")
 
 
-def make_environment(make: Callable[[], Environment]) -> Environment:
-    """Create an environment; raise `ConfigError` if it lacks `reset` or `step`."""
+def make_environment(make: Any) -> Environment:
+    """Return the environment of one episode; raise `ConfigError` if it lacks `reset` or `step`."""
+    if is_single_turn(make):
+        return OneReply(make)
     environment = make()
     if not isinstance(environment, Environment):
         raise ConfigError(f"environment: {make!r} gives {type(environment).__name__}, which has no reset and step")
@@ -640,7 +642,7 @@ class RolloutEngine(Generic[AnyTask]):
 
     def make_environment(self) -> Environment:
         """Return the environment of one episode."""
-        return OneReply(self.environment) if is_single_turn(self.environment) else make_environment(self.environment)
+        return make_environment(self.environment)
 
 
 def rollouts(

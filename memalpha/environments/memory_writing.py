@@ -11,7 +11,7 @@ the trunk.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from typing import cast
@@ -33,7 +33,6 @@ from memalpha.types import (
     AnyTask,
     Chunk,
     Completion,
-    MemoryEntry,
     Observation,
     SampleRequest,
     Task,
@@ -112,21 +111,16 @@ class MemoryWriting:
             for state, chunk in zip(before, chunks, strict=True)
         ]
 
-    def will_search(self, entries: Mapping[str, MemoryEntry]) -> bool:
-        """Return True if the view of a memory with these entries needs a search."""
-        return len(entries) > self.config.view_recent and self.config.view_related > 0
-
     def embed_views(self, views: Iterable[tuple[MemoryState, Chunk]]) -> None:
-        """Embed what the views of these memories for these chunks search for and in, in one batch."""
+        """Embed what the views of these memories for these chunks search for and in, and the texts of the categories.
+
+        It is one batch; searches find the vectors in the embedder's cache.
+        """
         texts: dict[str, None] = {}
         for state, chunk in views:
-            if self.will_search(state.entries):
+            if len(state.entries) > self.config.view_recent and self.config.view_related > 0:
                 texts[chunk.render()] = None
                 texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
-        self.embed(texts)
-
-    def embed(self, texts: Mapping[str, None]) -> None:
-        """Embed texts, and those of the categories, in one batch: searches find them in the embedder's cache."""
         if texts:
             self.embedder.encode([*texts, *self.schema.category_texts.values()])
 
@@ -145,7 +139,6 @@ class WritingEpisode:
         self.writing = writing
         self.advice = ""
         self._index = 0
-        self._not_embedded: dict[str, None] = {}
 
     def reset(self, task: Task) -> SampleRequest:
         """Start with an empty memory and return the prompt of the first chunk."""
@@ -160,14 +153,17 @@ class WritingEpisode:
     def step_together(environments: Sequence[WritingEpisode], replies: Sequence[str]) -> list[Step]:
         """Step several episodes; the texts that their next searches need are embedded in one batch."""
         steps = [episode.apply(reply) for episode, reply in zip(environments, replies, strict=True)]
-        texts: dict[str, None] = {}
-        for episode in environments:
-            texts.update(episode.pop_texts_to_embed())
-        environments[0].writing.embed(texts)
+        going_on = [episode for episode, step in zip(environments, steps, strict=True) if not step.done]
+        environments[0].writing.embed_views((episode.state, episode.chunk) for episode in going_on)
         return [
             step if step.done else step._replace(observation=episode.request())
             for episode, step in zip(environments, steps, strict=True)
         ]
+
+    @property
+    def chunk(self) -> Chunk:
+        """Next chunk to read."""
+        return self.task.chunks[self._index]
 
     @property
     def state(self) -> MemoryState:
@@ -181,26 +177,15 @@ class WritingEpisode:
 
     def apply(self, reply: str) -> Step:
         """Apply the tool calls of a reply; the next prompt is not in the step."""
-        chunk, config = self.task.chunks[self._index], self.writing.config
+        config = self.writing.config
         form, tools = config.reply_form, load_tools(config.tools)
-        turn = act(self.memory, chunk, Completion(reply), source=self.task.id, form=form, tools=tools, strict=True)
+        turn = act(self.memory, self.chunk, Completion(reply), source=self.task.id, form=form, tools=tools, strict=True)
         self._index += 1
-        self._not_embedded.update((operation.id, None) for operation in turn.operations if operation.id)
         return Step(None, self._index == self.turns, None, turn.calls, turn.results, turn.operations)
-
-    def pop_texts_to_embed(self) -> dict[str, None]:
-        """Return the texts that the search for the next chunk needs and that are not embedded yet."""
-        entries = self.memory.state.entries
-        if self._index == self.turns or not self.writing.will_search(entries):
-            return {}
-        texts = {self.task.chunks[self._index].render(): None}
-        texts.update((entries[id].content, None) for id in self._not_embedded if id in entries)
-        self._not_embedded.clear()
-        return texts
 
     def request(self) -> SampleRequest:
         """Return the prompt of the next chunk."""
-        return self.writing.request(self.memory, self.task.chunks[self._index], self.task, self.advice)
+        return self.writing.request(self.memory, self.chunk, self.task, self.advice)
 
 
 def memory_engine(
