@@ -253,14 +253,14 @@ def reflection_messages(
         earlier: Advice that helped before, in the order shown.
         template: Text with the fields of `REFLECTION_PROMPT` (default: `REFLECTION_PROMPT`).
     """
-    memory = "".join(f"- {' '.join(text.split())}\n" for text in earlier)
-    parts = {
-        "attempt": attempt,
-        "reward": f"{reward:g}",
-        "feedback": feedback,
-        "memory": f"Earlier advice that helped:\n{memory}" if memory else "",
-    }
+    parts = {"attempt": attempt, "reward": f"{reward:g}", "feedback": feedback, "memory": list_advice(earlier)}
     return _fill(messages, template or REFLECTION_PROMPT, parts)
+
+
+def list_advice(texts: Sequence[str]) -> str:
+    """Return earlier advice for a reflection's prompt: a heading and one line each; empty without advice."""
+    lines = "".join(f"- {' '.join(text.split())}\n" for text in texts)
+    return f"Earlier advice that helped:\n{lines}" if lines else ""
 
 
 def _fill(messages: Messages, template: str, parts: Mapping[str, str]) -> Messages:

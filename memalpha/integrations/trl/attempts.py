@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from memalpha.agent.parsing import after_thinking
+from memalpha.environments.engine import list_advice
 from memalpha.errors import ConfigError, TrainingError
+from memalpha.train.rollouts.reflection import extract_advice
 
 TEMPLATE_FIELDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
     "reflection_system_prompt": (frozenset({"prompt", "attempt"}), frozenset({"feedback", "reward", "memory"})),
@@ -27,12 +28,7 @@ TEMPLATE_FIELDS: Mapping[str, tuple[frozenset[str], frozenset[str]]] = {
 
 def template_fields(template: str) -> set[str]:
     """Return the field names of a template. Raises `ValueError` for a malformed one."""
-    names = set()
-    for _, name, spec, _ in Formatter().parse(template):
-        if name is not None:
-            names.add(name)
-            names |= {inner for _, inner, _, _ in Formatter().parse(spec or "") if inner is not None}
-    return names
+    return {name for _, name, _, _ in Formatter().parse(template) if name is not None}
 
 
 def check_template(setting: str, template: str, *, memory: bool = False) -> None:
@@ -52,7 +48,7 @@ def check_template(setting: str, template: str, *, memory: bool = False) -> None
                 f"{setting}: no field {{{min(unknown)}}}: it has {names} (a plain brace is written twice)"
             )
         template.format(**dict.fromkeys(required | optional, "") | {"reward": 0.0})
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, LookupError) as error:  # LookupError: a field within a format
         raise ConfigError(
             f"{setting}: cannot be filled ({error}): it has {names}, a plain brace is written twice"
         ) from (error)
@@ -86,23 +82,11 @@ def _text_index(messages: Sequence[Mapping[str, Any]]) -> int:
     return users[-1] if users else len(messages) - 1
 
 
-def extract_advice(reply: Any) -> str:
-    """Return a reflection's text without thinking and surrounding white space."""
-    text = message_text(reply)
-    return text[after_thinking(text) :].strip()
-
-
 class RewardNumber(float):
     """A reward in a template: short, unless the template has a format ({reward:.2f})."""
 
     def __format__(self, spec: str) -> str:
         return super().__format__(spec or "g")
-
-
-def format_advice(texts: Sequence[str]) -> str:
-    """Format earlier advice for the reflection template: a heading and one line each; empty without advice."""
-    lines = "".join(f"- {' '.join(text.split())}\n" for text in texts)
-    return f"Earlier advice that helped:\n{lines}" if lines else ""
 
 
 class AdviceMemory:
@@ -175,7 +159,7 @@ class ReflectedAttempt:
     @property
     def advice(self) -> str:
         """Text of the reflection without thinking; empty without a reflection."""
-        return "" if self.reflection is None else extract_advice(self.reflection.completion)
+        return "" if self.reflection is None else extract_advice(message_text(self.reflection.completion))
 
     def summary(self) -> dict[str, Any]:
         """Return the values that all processes share: rewards, advice, tokens of the reflection."""
@@ -209,7 +193,7 @@ def build_reflection_prompt(
             attempt=message_text(first.completions[attempt.index]),
             feedback=attempt.feedback,
             reward=RewardNumber(attempt.before),
-            memory=format_advice(remaining),
+            memory=list_advice(remaining),
         )
         if fits(replace_text(prompt, text)):
             return replace_text(prompt, text)
@@ -248,53 +232,3 @@ def check_feedback(texts: Any, count: int) -> Sequence[str]:
         if not isinstance(text, str):
             raise TrainingError(f"feedback_func: returned {text!r} as number {number}, not a text ('' for none)")
     return texts
-
-
-def phase_metrics(
-    first_rewards: torch.Tensor,
-    summaries: Sequence[dict[str, Any]],
-    *,
-    no_room: int,
-    memory_size: int,
-    memory_added: int,
-    reward_threshold: float,
-) -> dict[str, float]:
-    """Return the `erl/...` metrics of phases 1 to 6 over all processes.
-
-    Args:
-        first_rewards: Total reward of each first attempt; NaN if no reward function applies.
-        summaries: `ReflectedAttempt.summary` of every second attempt.
-        no_room: Failed attempts without a second one, because a prompt has no room in the context.
-        memory_size: Reflections in memory.
-        memory_added: Reflections added in this step.
-        reward_threshold: Reward from which an attempt has succeeded.
-    """
-    count = len(summaries)
-    metrics: dict[str, float] = {
-        "erl/attempt_reward": first_rewards.nanmean().item(),
-        "erl/gated": (count + no_room) / len(first_rewards),
-        "erl/no_room": no_room,
-        "erl/memory": memory_size,
-        "erl/memory_added": memory_added,
-        "erl/rows": len(first_rewards) + 2 * count,
-    }
-    if not count:
-        return metrics
-    metrics["erl/reflection_tokens"] = sum(summary["tokens"] for summary in summaries) / count
-    metrics["erl/empty_reflections"] = sum(not summary["advice"] for summary in summaries) / count
-    metrics["erl/retry_success"] = sum(summary["after"] >= reward_threshold for summary in summaries) / count
-    scored = [summary for summary in summaries if summary["after"] == summary["after"]]
-    if scored:
-        metrics["erl/retry_reward"] = sum(summary["after"] for summary in scored) / len(scored)
-        metrics["erl/retry_gain"] = sum(summary["after"] - summary["before"] for summary in scored) / len(scored)
-    return metrics
-
-
-def log_columns(size: int, attempts: Sequence[ReflectedAttempt]) -> dict[str, list[Any]]:
-    """Return reflections, second attempts and their rewards as columns of `size` rows for TRL's completion log."""
-    columns: dict[str, list[Any]] = {name: [None] * size for name in ("reflection", "second_attempt", "second_reward")}
-    for attempt in attempts:
-        columns["reflection"][attempt.index] = attempt.advice
-        columns["second_attempt"][attempt.index] = message_text(attempt.retry.completion) if attempt.retry else None
-        columns["second_reward"][attempt.index] = attempt.reward
-    return columns

@@ -51,8 +51,7 @@ from memalpha.integrations.trl.attempts import (
     build_retry_prompt,
     check_feedback,
     check_template,
-    log_columns,
-    phase_metrics,
+    message_text,
     template_fields,
 )
 from memalpha.integrations.trl.base import (
@@ -252,16 +251,7 @@ class ERLTrainer(RowTrainer):
         self._log_attempts(len(inputs), attempts)
         summaries = self._gather_values([attempt.summary() for attempt in attempts])
         memory_added = self._remember(summaries)
-        metrics = phase_metrics(
-            self._total_rewards(first.rewards),
-            summaries,
-            no_room=sum(self._gather_values([no_room])),
-            memory_size=len(self.reflections),
-            memory_added=memory_added,
-            reward_threshold=self.args.reward_threshold,
-        )
-        for name, value in metrics.items():
-            self._record_metric(name, value)
+        self._record_phases(first, summaries, sum(self._gather_values([no_room])), memory_added)
         if not summaries:
             return output
         self._queue_imitation(first_rows, attempts)
@@ -518,11 +508,49 @@ class ERLTrainer(RowTrainer):
 
     # ---------------------------------------------------------------------------------------- logs and checkpoints
 
+    def _record_phases(
+        self, first: FirstAttempts, summaries: Sequence[dict[str, Any]], no_room: int, memory_added: int
+    ) -> None:
+        """Record the `erl/...` metrics of phases 1 to 6 over all processes.
+
+        Args:
+            first: First attempts.
+            summaries: `ReflectedAttempt.summary` of every second attempt.
+            no_room: Failed attempts without a second one, because a prompt has no room in the context.
+            memory_added: Reflections added to memory in this step.
+        """
+        rewards, count = self._total_rewards(first.rewards), len(summaries)
+        metrics = {
+            "attempt_reward": rewards.nanmean().item(),
+            "gated": (count + no_room) / len(rewards),
+            "no_room": no_room,
+            "memory": len(self.reflections),
+            "memory_added": memory_added,
+            "rows": len(rewards) + 2 * count,
+        }
+        if count:
+            metrics["reflection_tokens"] = sum(summary["tokens"] for summary in summaries) / count
+            metrics["empty_reflections"] = sum(not summary["advice"] for summary in summaries) / count
+            successes = sum(summary["after"] >= self.args.reward_threshold for summary in summaries)
+            metrics["retry_success"] = successes / count
+        if scored := [summary for summary in summaries if not math.isnan(summary["after"])]:
+            metrics["retry_reward"] = sum(summary["after"] for summary in scored) / len(scored)
+            metrics["retry_gain"] = sum(summary["after"] - summary["before"] for summary in scored) / len(scored)
+        for name, value in metrics.items():
+            self._record_metric(f"erl/{name}", value)
+
     def _log_attempts(self, size: int, attempts: Sequence[ReflectedAttempt]) -> None:
         """Add reflections, second attempts and their rewards as columns of the logged completions."""
         if not self.log_completions:
             return
-        for name, values in log_columns(size, attempts).items():
+        columns: dict[str, list[Any]] = {
+            name: [None] * size for name in ("reflection", "second_attempt", "second_reward")
+        }
+        for attempt in attempts:
+            columns["reflection"][attempt.index] = attempt.advice
+            columns["second_attempt"][attempt.index] = attempt.retry and message_text(attempt.retry.completion)
+            columns["second_reward"][attempt.index] = attempt.reward
+        for name, values in columns.items():
             self._logs["extra"][name].extend(self._gather_values(values))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

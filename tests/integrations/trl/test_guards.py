@@ -16,8 +16,8 @@ from memalpha.integrations.trl.attempts import (
     AdviceMemory,
     FirstAttempts,
     ReflectedAttempt,
+    SampledCompletion,
     build_reflection_prompt,
-    extract_advice,
     message_text,
     replace_text,
 )
@@ -173,7 +173,8 @@ def test_templates_replace_the_last_user_message():
     longer = [*chat, {"role": "assistant", "content": None}, {"role": "user", "content": "Well?"}]
     assert message_text(longer) == "Well?"
     assert replace_text(longer, "b") == [*longer[:3], {"role": "user", "content": "b"}]
-    assert extract_advice([{"role": "assistant", "content": "<think>hm</think> Count. "}]) == "Count."
+    reply = [{"role": "assistant", "content": "<think>hm</think> Count. "}]
+    assert ReflectedAttempt(0, 0.0, reflection=SampledCompletion([1], [2], reply, None)).advice == "Count."
 
 
 def test_the_oldest_advice_is_dropped_until_the_prompt_fits():
