@@ -182,24 +182,18 @@ class LocalPool:
         self._threads = ThreadPoolExecutor(workers, "memalpha worker")
         self._stop = weakref.finalize(self, _stop, self._threads, processes, os.getpid())  # also when Python ends
 
-    def schedule(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Call a function in one of the processes."""
-        return self.submit(function, args)
-
-    def submit(
-        self, function: Callable[..., Any], arguments: Sequence[Any], timeout: float | None = None
-    ) -> Future[Any]:
+    def submit(self, function: Callable[..., Any], *args: Any, timeout: float | None = None) -> Future[Any]:
         """Call a function in one of the processes.
 
         Args:
             function: Function that can be pickled.
-            arguments: Its arguments.
+            args: Its arguments.
             timeout: Seconds after which the process is killed; None for no limit.
 
         Returns:
             Future of the result. It raises what the function raised, or `TimeoutError`.
         """
-        return self._threads.submit(self._call, function, arguments, timeout)
+        return self._threads.submit(self._call, function, args, timeout)
 
     def _call(self, *call: Any) -> Any:
         worker = self._idle.get()
@@ -254,7 +248,7 @@ class RayPool:
             raise ConfigError(f"ray: no cluster at {address or 'RAY_ADDRESS'}: {error}") from error
         self._calls: list[Any] = []
 
-    def schedule(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """Call a function in one of the processes, which Ray keeps for the next call."""
         call = self._ray.remote(num_cpus=1, max_retries=0)(function).remote(*args)
         self._calls = [item for item in self._calls if item not in self._ray.wait(self._calls, timeout=0)[0]] + [call]
@@ -301,10 +295,10 @@ def run_jobs(
     def give_job() -> None:
         attempt = retries.popleft() if retries else next(((job, 1) for job in remaining), None)
         if attempt is not None:
-            running[pool.schedule(_do, start, attempt[0])] = attempt
+            running[pool.submit(_do, start, attempt[0])] = attempt
 
     try:
-        if isinstance(problem := _result(pool.schedule(_do, start), pool), Killed):
+        if isinstance(problem := _result(pool.submit(_do, start), pool), Killed):
             raise WorkerError(f"worker processes do not start: {problem.reason}")
         for _ in range(pool.workers):
             give_job()
@@ -398,7 +392,7 @@ class KillableFunction:
             if self._processes is None or os.getpid() != self._pid:  # a fork has not its parent's processes
                 self._processes, self._pid = LocalPool(self.count, self._start), os.getpid()
             submit, patience = self._processes.submit, PATIENCE * self.seconds
-        calls = [submit(_call, (self.function, self.seconds, args), patience) for args in arguments]
+        calls = [submit(_call, self.function, self.seconds, args, timeout=patience) for args in arguments]
         return [self._outcome(call) for call in calls]
 
     def close(self) -> None:
