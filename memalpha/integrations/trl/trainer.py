@@ -36,7 +36,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -73,6 +73,13 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # isort: skip
 from trl.trainer.grpo_config import GRPOConfig  # isort: skip
 from trl.trainer.utils import is_async_callable, start_event_loop_in_daemon  # isort: skip
 
+T = TypeVar("T")
+
+
+def _setting(default: T, text: str) -> T:
+    """Return a field with its help, which transformers' `HfArgumentParser` shows."""
+    return field(default=default, metadata={"help": text})
+
 
 @dataclass
 class ERLConfig(GRPOConfig):
@@ -82,48 +89,32 @@ class ERLConfig(GRPOConfig):
         ConfigError: A value is invalid, a template has unknown or missing fields, or a setting has no effect.
     """
 
-    algorithm: int = field(
-        default=1,
-        metadata={
-            "help": "1: internalization is a term of the one update; 2: it has one more epoch of updates after the "
-            "others, which the schedule counts."
-        },
+    algorithm: int = _setting(
+        1,
+        "1: internalization is a term of the one update; 2: it has one more epoch of updates after the others, which "
+        "the schedule counts.",
     )
-    reward_threshold: float = field(
-        default=1.0,
-        metadata={
-            "help": "Reward from which an attempt has succeeded. Failed first attempts are reflected on; a reflection "
-            "is kept in memory if its second attempt succeeds."
-        },
+    reward_threshold: float = _setting(
+        1.0,
+        "Reward from which an attempt has succeeded. Failed first attempts are reflected on; a reflection is kept in "
+        "memory if its second attempt succeeds.",
     )
-    reflection_system_prompt: str = field(
-        default=REFLECTION_PROMPT,
-        metadata={
-            "help": "Template of the reflection prompt with the fields {prompt} {attempt} {feedback} {reward} "
-            "{memory}. {prompt} and {attempt} are required, {memory} too unless enable_memory is false."
-        },
+    reflection_system_prompt: str = _setting(
+        REFLECTION_PROMPT,
+        "Template of the reflection prompt with the fields {prompt} {attempt} {feedback} {reward} {memory}. {prompt} "
+        "and {attempt} are required, {memory} too unless enable_memory is false.",
     )
-    retry_system_prompt: str = field(
-        default=RETRY_PROMPT,
-        metadata={"help": "Template of the second attempt's prompt with the fields {prompt} and {reflection}."},
+    retry_system_prompt: str = _setting(
+        RETRY_PROMPT, "Template of the second attempt's prompt with the fields {prompt} and {reflection}."
     )
-    enable_memory: bool = field(
-        default=True, metadata={"help": "Keep reflections that helped and show them in later reflection prompts."}
+    enable_memory: bool = _setting(True, "Keep reflections that helped and show them in later reflection prompts.")
+    memory_size: int = _setting(50, "Maximum number of reflections in memory; the oldest is dropped first.")
+    memory_top_k: int = _setting(3, "Number of reflections, the newest, in a reflection prompt.")
+    enable_internalization: bool = _setting(
+        True, "Imitate rewarded second attempts under the original prompt (internalization)."
     )
-    memory_size: int = field(
-        default=50, metadata={"help": "Maximum number of reflections in memory; the oldest is dropped first."}
-    )
-    memory_top_k: int = field(
-        default=3, metadata={"help": "Number of reflections, the newest, in a reflection prompt."}
-    )
-    enable_internalization: bool = field(
-        default=True,
-        metadata={"help": "Imitate rewarded second attempts under the original prompt (internalization)."},
-    )
-    internalization_coef: float = field(default=1.0, metadata={"help": "Weight of internalization's cross-entropy."})
-    internalization_threshold: float = field(
-        default=0.0, metadata={"help": "Second attempts with a higher reward are imitated."}
-    )
+    internalization_coef: float = _setting(1.0, "Weight of internalization's cross-entropy.")
+    internalization_threshold: float = _setting(0.0, "Second attempts with a higher reward are imitated.")
 
     def __post_init__(self) -> None:
         for name in ("reward_threshold", "internalization_coef", "internalization_threshold"):
