@@ -29,7 +29,6 @@ an attempt whose prompt still has no room gets no second attempt (`erl/no_room`)
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import math
@@ -67,11 +66,10 @@ from memalpha.integrations.trl.base import (
     select_rows,
 )
 from memalpha.policy.model_files import max_positions
-from memalpha.rewards.base import parameter_names
+from memalpha.rewards.base import call_function
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR  # isort: skip
 from trl.trainer.grpo_config import GRPOConfig  # isort: skip
-from trl.trainer.utils import is_async_callable, start_event_loop_in_daemon  # isort: skip
 
 T = TypeVar("T")
 
@@ -300,22 +298,13 @@ class ERLTrainer(RowTrainer):
             return [""] * len(attempts)
         indices = [attempt.index for attempt in attempts]
         names = [name for name in inputs[0] if name not in ("prompt", "completion", "completion_ids")]
-        arguments = {
-            "prompts": [first.prompts[i] for i in indices],
-            "completions": [first.completions[i] for i in indices],
+        columns = {
             "completion_ids": [first.completion_ids[i] for i in indices],
             "trainer_state": self.state,
             **{name: [inputs[i][name] for i in indices] for name in names},
         }
-        accepted = parameter_names(func)[1]  # like memalpha's reward functions, it may name the columns it needs alone
-        texts = func(**{name: value for name, value in arguments.items() if accepted is None or name in accepted})
-        if is_async_callable(func):  # in the event loop of async reward functions
-            if not self._has_async_funcs:
-                self.async_loop_thread, self.async_loop, ready = start_event_loop_in_daemon(name="ERLTrainer-AsyncLoop")
-                ready.wait()
-                self._has_async_funcs = True
-            texts = asyncio.run_coroutine_threadsafe(texts, self.async_loop).result()
-        return check_feedback(texts, len(attempts))
+        prompts, completions = [first.prompts[i] for i in indices], [first.completions[i] for i in indices]
+        return check_feedback(call_function(func, "feedback_func", prompts, completions, columns), len(attempts))
 
     def _fits(self, prompt: Any) -> bool:
         """Return True if the prompt leaves room for a completion in the model's context."""

@@ -14,7 +14,7 @@ from transformers import Qwen3ForSequenceClassification
 from trl import GRPOConfig, GRPOTrainer
 from trl_toy import say, tasks, upper, weights
 
-from memalpha.errors import ConfigError, TrainingError
+from memalpha.errors import ConfigError, RewardError, TrainingError
 from memalpha.integrations.trl import ERLConfig, ERLTrainer
 from memalpha.integrations.trl.trainer import REFLECTIONS_FILE
 
@@ -298,6 +298,25 @@ def test_wrong_feedback_is_refused(make_trainer, returned, message):
     trainer = make_trainer(feedback_func=lambda prompts, **_: [None] * len(prompts) if returned == "all" else returned)
     with pytest.raises(TrainingError, match=f"feedback_func: .*{message}"):
         next_gradient(trainer)
+
+
+def test_a_feedback_function_that_fails_is_named_and_changes_no_rows(make_trainer):
+    def clear(completions, tags):
+        for names in tags:
+            names.clear()
+        raise KeyError("tags")
+
+    rows = []
+
+    class Trainer(ERLTrainer):
+        def _generate_and_score_completions(self, inputs):
+            rows.extend(inputs)
+            return super()._generate_and_score_completions(inputs)
+
+    trainer = make_trainer(Trainer, data=tasks().add_column("tags", [["a"]] * 8), feedback_func=clear)
+    with pytest.raises(RewardError, match="'feedback_func' raised KeyError: 'tags'"):
+        next_gradient(trainer)
+    assert rows and all(row["tags"] == ["a"] for row in rows)
 
 
 def test_reward_models_and_logged_completions_are_as_in_trl(policy, make_trainer, tmp_path):
