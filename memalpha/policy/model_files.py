@@ -89,8 +89,8 @@ def load_model(
         raise PolicyError(f"dtype {brief_repr(dtype)}: the name of a torch dtype is needed, such as float32")
     check_type("device", device, (str, torch.device), error=PolicyError)
     loading = loading or LoadingConfig()
-    read = _load_shape if device == "meta" else _load
-    if device != "meta":
+    is_shape = device == "meta"
+    if not is_shape:
         kwargs |= _loading_arguments(loading, dtype, device)
     is_local = (Path(path) / "config.json").is_file()
     if not is_local and (Path(path).exists() or not re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(path))):
@@ -107,7 +107,7 @@ def load_model(
         )
     try:
         try:
-            model, tokenizer = read(path, dtype, offline=True, **kwargs)
+            model, tokenizer = _load(path, dtype, offline=True, is_shape=is_shape, **kwargs)
         except OSError:
             if is_local:
                 raise
@@ -116,7 +116,7 @@ def load_model(
                     f"{label} {str(path)!r} is not on this machine and the model hub cannot be reached: connect "
                     "and try again, or give a directory with config.json, weights and tokenizer"
                 ) from None
-            model, tokenizer = read(path, dtype, offline=False, **kwargs)
+            model, tokenizer = _load(path, dtype, offline=False, is_shape=is_shape, **kwargs)
     except (OSError, ValueError, RuntimeError, SafetensorError, ImportError) as error:
         name, text = loading.attn_implementation, str(error).lower()
         words = ("attn_implementation", "attention", "flash", (name or "").lower())
@@ -145,16 +145,24 @@ def load_model(
 
 
 def _load(
-    path: str | Path, dtype: str, *, offline: bool, kind: Any = AutoModelForCausalLM, **kwargs: Any
+    path: str | Path, dtype: str, *, offline: bool, is_shape: bool, kind: Any = AutoModelForCausalLM, **kwargs: Any
 ) -> tuple[Any, PreTrainedTokenizerBase]:
+    """Return a model and its tokenizer; `is_shape` leaves its weights on the meta device."""
+    config = AutoConfig.from_pretrained(path, local_files_only=offline)
+    if kind is AutoModelForCausalLM:
+        check_writes_text(config, path)
+    tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=offline)
+    if is_shape:
+        with torch.device("meta"):
+            model = kind.from_config(config, dtype=getattr(torch, dtype))
+        with suppress(OSError):  # most small models have no such file
+            model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=offline)
+        return model, tokenizer
     with hide_progress_bars():
-        if kind is AutoModelForCausalLM:
-            check_writes_text(AutoConfig.from_pretrained(path, local_files_only=offline), path)
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=offline)
         loaded: Any = kind.from_pretrained(
             path, dtype=getattr(torch, dtype), local_files_only=offline, output_loading_info=True, **kwargs
         )
-        model, loading_info = loaded
+    model, loading_info = loaded
     if missing_keys := sorted(loading_info["missing_keys"]):  # transformers would initialize them randomly
         raise ValueError(f"its weights are not those of its config.json: they lack {missing_keys[0]}")
     if "quantization_config" in kwargs:
@@ -235,20 +243,6 @@ def _four_bit_settings(dtype: str, device: str) -> Any:
 def first_sentence(error: Exception) -> str:
     """Return the first sentence of an error's message, on one line."""
     return " ".join(str(error).split()).partition(". ")[0].rstrip(".")
-
-
-def _load_shape(
-    path: str | Path, dtype: str, *, offline: bool, kind: Any = AutoModelForCausalLM, **kwargs: Any
-) -> tuple[Any, PreTrainedTokenizerBase]:
-    """Return the model without weights, and its tokenizer."""
-    with torch.device("meta"):
-        config = AutoConfig.from_pretrained(path, local_files_only=offline)
-        if kind is AutoModelForCausalLM:
-            check_writes_text(config, path)
-        model = kind.from_config(config, dtype=getattr(torch, dtype))
-    with suppress(OSError):  # most small models have no such file
-        model.generation_config = GenerationConfig.from_pretrained(path, local_files_only=offline)
-    return model, AutoTokenizer.from_pretrained(path, local_files_only=offline)
 
 
 def resize_embeddings(model: Any, tokens: int) -> None:

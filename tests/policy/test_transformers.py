@@ -112,7 +112,7 @@ def test_a_hub_is_asked_if_it_answers_and_else_said_to_be_out_of_reach(monkeypat
     monkeypatch.chdir(tmp_path)
     asked = []
 
-    def load(path, dtype, *, offline):
+    def load(path, dtype, *, offline, **_):
         asked.append(offline)
         raise OSError("not cached" if offline else "no such repository")
 
