@@ -263,10 +263,15 @@ def list_advice(texts: Sequence[str]) -> str:
     return f"Earlier advice that helped:\n{lines}" if lines else ""
 
 
+def last_user_index(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Return the index of the last user message, or of the last message without one."""
+    last = len(messages) - 1
+    return next((index for index in range(last, -1, -1) if messages[index]["role"] == "user"), last)
+
+
 def _fill(messages: Messages, template: str, parts: Mapping[str, str]) -> Messages:
     """Replace the last user message by the template; inserted texts are not expanded again."""
-    user_indices = [index for index, message in enumerate(messages) if message["role"] == "user"]
-    index = user_indices[-1] if user_indices else len(messages) - 1
+    index = last_user_index(messages)
     values = {**parts, "prompt": messages[index]["content"]}
     text = re.sub(r"\{(\w+)\}", lambda match: values.get(match[1], match[0]), template)
     return (*messages[:index], {**messages[index], "content": text}, *messages[index + 1 :])

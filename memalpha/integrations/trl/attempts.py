@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from memalpha.environments.engine import list_advice
+from memalpha.environments.engine import last_user_index, list_advice
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.train.rollouts.reflection import extract_advice
 
@@ -64,7 +64,7 @@ def message_text(prompt: Any) -> str:
     """
     if isinstance(prompt, str):
         return prompt
-    content = prompt[_text_index(prompt)].get("content") or ""
+    content = prompt[last_user_index(prompt)].get("content") or ""
     return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
@@ -72,14 +72,8 @@ def replace_text(prompt: Any, text: str) -> Any:
     """Return `prompt` with `text` in place of `message_text(prompt)`; other messages stay."""
     if isinstance(prompt, str):
         return text
-    index = _text_index(prompt)
+    index = last_user_index(prompt)
     return [{**message, "content": text} if i == index else dict(message) for i, message in enumerate(prompt)]
-
-
-def _text_index(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Return the index of the last user message, or of the last message without one."""
-    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-    return users[-1] if users else len(messages) - 1
 
 
 class RewardNumber(float):
