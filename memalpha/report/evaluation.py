@@ -31,7 +31,7 @@ APART = (("after", "answerable", False), ("before", "unanswerable", False))
 RIGHT = "right"
 CLASS_LABELS = {
     RIGHT: "answered right",
-    **{name: name.replace("_", " ") for name in reversed(ERROR_CLASSES)},
+    **{name: name.replace("_", " ") for name in reversed([*ERROR_CLASSES])},
     "answered_wrong": "retrieved, answered wrong",
     "not_retrieved": "held, not retrieved",
     "not_found": "not among what was retrieved",
