@@ -46,7 +46,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
-from memalpha.qa.scoring.stats import group_values
+from memalpha.qa.scoring.stats import group_values, mean
 from memalpha.qa.systems import Passage, Retrieval, WrittenMemory
 from memalpha.store.search.lexical import term_counts
 from memalpha.store.values import contains, is_same, key_value, normalize, tokens
@@ -61,7 +61,7 @@ T = TypeVar("T")
 Rule = Literal["facts", "turns", "chunks", "answers"]
 Style = Literal["full", "compact", "mem-alpha"]
 
-ERROR_CLASSES: Mapping[str, str] = {
+ERROR_CLASSES = {
     "gold_faulty": "the gold answer is marked as faulty",
     "never_written": "what was asked for was never written",
     "written_wrong": "what was asked for was written wrong",
@@ -124,28 +124,21 @@ def trace(task: Task, retrieval: Retrieval) -> Trace:
     return Trace(support.rule, written, live, retrieved, any(pieces) and not retrieved, is_wrong)
 
 
-def is_gold_faulty(question: Question) -> bool:
-    """Return True if an audit marked the gold answer (`meta["fault"]`), not only the evidence."""
-    fault = question.meta.get("fault")
-    return bool(fault) and (not isinstance(fault, Mapping) or fault.get("of", "answer") == "answer")
-
-
-def _class_of(record: Record, question: Question, support_trace: Trace) -> str | None:
-    if record.correct:
-        return None
-    if is_gold_faulty(question):
+def _class_of(question: Question, support: Trace) -> str:
+    """Return the error class of a wrong answer."""
+    fault = question.meta.get("fault")  # an audit's mark, which may be of the evidence alone
+    if fault and (not isinstance(fault, Mapping) or fault.get("of", "answer") == "answer"):
         return "gold_faulty"
     if not question.answers:
         return "should_have_abstained"
-    if support_trace.retrieved:
+    if support.retrieved:
         return "answered_wrong"
-    if support_trace.live:
-        return "partly_retrieved" if support_trace.partly_retrieved else "not_retrieved"
-    if support_trace.live is None or support_trace.written is None:
-        return "partly_retrieved" if support_trace.partly_retrieved else "not_found"
-    if support_trace.written:
+    is_unknown = support.live is None or support.written is None
+    if support.live or is_unknown:
+        return "partly_retrieved" if support.partly_retrieved else "not_found" if is_unknown else "not_retrieved"
+    if support.written:
         return "overwritten_or_deleted"
-    return "written_wrong" if support_trace.written_wrong else "never_written"
+    return "written_wrong" if support.written_wrong else "never_written"
 
 
 def evidence_recall(retrieval: Retrieval) -> float | None:
@@ -199,8 +192,9 @@ def classified(task: Task, retrieval: Retrieval, record: Record, style: Style = 
         style: Style of the feedback; see `feedback`.
     """
     support = trace(task, retrieval)
-    record = replace(record, written=support.written, live=support.live, support_retrieved=support.retrieved)
-    record = replace(record, rule=support.rule, error_class=_class_of(record, retrieval.question, support))
+    error_class = None if record.correct else _class_of(retrieval.question, support)
+    stages = {"written": support.written, "live": support.live, "support_retrieved": support.retrieved}
+    record = replace(record, rule=support.rule, error_class=error_class, **stages)
     return replace(record, feedback=feedback(task, retrieval, record, style))
 
 
@@ -248,8 +242,10 @@ class Waterfall:
         if error_counts["not_found"] or any(r.error_class == "partly_retrieved" and r.live is None for r in records):
             shares["written"] = shares["kept"] = None
         counts = {name: error_counts[name] for name in ERROR_CLASSES if error_counts[name]}
-        shares |= zip(("ceiling", "ceiling_n", "ceiling_answered"), ceiling_accuracy(records), strict=True)
-        return cls(ability, n, **shares, error_counts=counts)
+        with_ceiling = [record for record in records if record.ceiling is not None]
+        shares["ceiling"] = mean([bool(record.ceiling) for record in with_ceiling])
+        shares["ceiling_answered"] = mean([record.correct for record in with_ceiling])
+        return cls(ability, n, **shares, error_counts=counts, ceiling_n=len(with_ceiling))
 
     def as_json(self) -> dict[str, Any]:
         """Return the waterfall as plain values; the key of `error_counts` is "losses"."""
@@ -267,19 +263,6 @@ def waterfall(records: Iterable[Record]) -> list[Waterfall]:
         return []
     by_ability = (*sorted(groups.items()), ("all", all_records))
     return [Waterfall.of(ability, group) for ability, group in by_ability if group]
-
-
-def ceiling_accuracy(records: Iterable[Record]) -> tuple[float | None, int, float | None]:
-    """Return (ceiling, number of questions with evidence, the system's accuracy on these questions).
-
-    Both shares are None if no question was asked with its evidence in view.
-    """
-    with_ceiling = [record for record in records if record.ceiling is not None]
-    if not with_ceiling:
-        return None, 0, None
-    count = len(with_ceiling)
-    answered = sum(record.correct for record in with_ceiling) / count
-    return sum(bool(record.ceiling) for record in with_ceiling) / count, count, answered
 
 
 # -------------------------------------------------------------------------------------------------------- in words

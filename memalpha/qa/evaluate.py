@@ -39,7 +39,7 @@ from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import fit_tasks, memory_engine
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.policy.base import BilledPolicy, Policy, is_endpoint, with_prompt_style
-from memalpha.qa.error_analysis import ceiling_accuracy, classified, evidence_recall, waterfall, with_error_classes
+from memalpha.qa.error_analysis import classified, evidence_recall, waterfall, with_error_classes
 from memalpha.qa.memory_reward import MemoryReward, conversation_tokens
 from memalpha.qa.reader import load_reader, reader_metrics, with_check
 from memalpha.qa.report import CHANGED, Record, Report, estimate_tokens, scored_answers, summarize
@@ -69,8 +69,6 @@ from memalpha.types import AnyTask, Hit, MemoryEntry, Question, Task, Trajectory
 BUDGET = 2048
 """Tokens (characters / 4) that a system may show for a question."""
 KS = (5, 10, 20)
-EXTRA_METRICS = ("exact", "f1", "contains")
-"""Metrics that every record carries beside its own."""
 
 
 T = TypeVar("T")
@@ -475,9 +473,7 @@ class _SystemScorer:
             **_system_metrics(records),
         }
         for ability, figures in summary["by_ability"].items():
-            ability_records = [record for record in records if record.ability == ability]
-            figures["interval"] = _interval(ability_records)
-            figures["score"] = mean([record.score for record in ability_records])
+            figures["interval"] = _interval([record for record in records if record.ability == ability])
         if not trajectories:
             summary["memory_tokens"] = mean(retrievals.sizes)
             summary["conversation_tokens"] = mean([conversation_tokens(task, estimate_tokens) for task in self.tasks])
@@ -506,7 +502,7 @@ class _SystemScorer:
         score = metrics.score_question(question, answer) or 0.0  # None: a judge has yet to say
         recall = evidence_recall(item) if names_turns else None
         scores = {question.meta["metric"]: score}
-        scores |= {other: metrics.best_score(other, answer.text, question.answers) for other in EXTRA_METRICS}
+        scores |= {other: metrics.best_score(other, answer.text, question.answers) for other in metrics.METRICS}
         scores |= metrics.official_scores(question, answer)
         if answer.cited is not None:
             notes = metrics.evidence_notes(task, question, answer.notes, item.passages)
@@ -528,11 +524,11 @@ class _SystemScorer:
 def _system_metrics(records: Sequence[Record]) -> dict[str, Any]:
     """Return the metrics that only `run_systems` has; retrieval counts questions with an answer."""
     with_recall = [record for record in records if record.gold and record.evidence_recall is not None]
-    ceiling, ceiling_n, ceiling_answered = ceiling_accuracy(records)
+    falls = waterfall(records)
     figures: dict[str, Any] = {
-        "ceiling": ceiling,
-        "ceiling_n": ceiling_n or None,
-        "ceiling_answered": ceiling_answered,
+        "ceiling": falls[-1].ceiling,
+        "ceiling_n": falls[-1].ceiling_n or None,
+        "ceiling_answered": falls[-1].ceiling_answered,
         "abstained": mean([float(record.abstained) for record in records]),
         "tokens": mean([float(record.tokens) for record in records]),
         "evidence_recall": mean([record.evidence_recall or 0.0 for record in with_recall]),
@@ -547,7 +543,7 @@ def _system_metrics(records: Sequence[Record]) -> dict[str, Any]:
     return figures | {
         "accuracy_interval": _interval(records),
         "macro": macro(scored_answers(records, "correct")),
-        "waterfall": [fall.as_json() for fall in waterfall(records)],
+        "waterfall": [fall.as_json() for fall in falls],
         "losses": dict(sorted(Counter(record.error_class for record in records if record.error_class).items())),
         "rules": dict(sorted(Counter(record.rule for record in records if record.rule).items())),
     }

@@ -155,9 +155,12 @@ def accuracy_of(records: Iterable[Record]) -> dict[str, float | None]:
 
 
 def accuracy_by_ability(records: Iterable[Record]) -> dict[str, dict[str, Any]]:
-    """Return `accuracy`, `n` and `se` of each ability, in order of their names."""
+    """Return `accuracy`, `se`, `score` and `n` of each ability, in order of their names."""
     by_ability = group_values((record.ability, record) for record in records)
-    return {ability: {**accuracy_of(group), "n": len(group)} for ability, group in sorted(by_ability.items())}
+    return {
+        ability: {**accuracy_of(group), "score": mean([record.score for record in group]), "n": len(group)}
+        for ability, group in sorted(by_ability.items())
+    }
 
 
 def summarize(

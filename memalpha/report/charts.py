@@ -146,5 +146,6 @@ def format_figure(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".")
 
 
+ENVIRONMENT.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
 ENVIRONMENT.filters |= {"pixels": format_pixels, "figure": format_figure, "spec": format}
 ENVIRONMENT.globals["z95"] = Z95

@@ -203,7 +203,7 @@ class RunPage:
         return {
             "live": live,
             "script": script,
-            "rollouts": embed_json(embedded),
+            "rollouts": embedded,
             "kept_steps": len(embedded),
             "all_steps": len(steps),
             "is_finished": self._is_finished,
@@ -362,12 +362,6 @@ def read_asset(name: str) -> Markup:
 def source_hash(content: str) -> str:
     """Return the source expression of a Content-Security-Policy that allows an element with this content."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
-
-
-def embed_json(value: object) -> Markup:
-    """Return JSON for a script element: no text in it can end the element."""
-    text = json.dumps(value, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def format_decimals(value: float | None, decimals: int = 3) -> str:

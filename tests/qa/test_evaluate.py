@@ -144,7 +144,7 @@ def test_summary_by_hand():
     assert summary["update_hit"] == summary["delete_hit"] == pytest.approx(1 / 3)
     assert summary["memory_tokens"] == pytest.approx((2 + 6 + 4) / 3)
     assert summary["conversation_tokens"] == 17
-    assert summary["by_ability"]["extraction"] == {"accuracy": 1.0, "n": 3, "se": None}
+    assert summary["by_ability"]["extraction"] == {"accuracy": 1.0, "se": None, "score": 1.0, "n": 3}
     assert summary["stale_rate"] == 3 / 6  # the "then" question has no stale answer
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -99,10 +99,7 @@ def micro(rows: Iterable[ScoredAnswer]) -> float:
     Raises:
         DataError: There are no answers.
     """
-    values = [row.value for row in rows]
-    if not values:
-        raise DataError("no answers to average")
-    return math.fsum(values) / len(values)
+    return _mean_of([row.value for row in rows])
 
 
 def macro(rows: Iterable[ScoredAnswer]) -> float:
@@ -111,10 +108,13 @@ def macro(rows: Iterable[ScoredAnswer]) -> float:
     Raises:
         DataError: There are no answers.
     """
-    groups = group_values((row.group, row.value) for row in rows)
-    if not groups:
+    return _mean_of([fmean(values) for values in group_values((row.group, row.value) for row in rows).values()])
+
+
+def _mean_of(values: Sequence[float]) -> float:
+    if not values:
         raise DataError("no answers to average")
-    return math.fsum(math.fsum(values) / len(values) for values in groups.values()) / len(groups)
+    return fmean(values)
 
 
 def estimate(
@@ -214,10 +214,7 @@ def exact_mcnemar(only_first: int, only_second: int) -> float:
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
     """Return mean and sample standard deviation over seeds (None for a single one)."""
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return mean, None
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return fmean(values), stdev(values) if len(values) > 1 else None
 
 
 # --------------------------------------------------------------------------------------------------------- bootstrap
