@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from memalpha.arguments import check_path
+from memalpha.arguments import check_path, counted
 from memalpha.errors import DataError
 from memalpha.qa.report import Record, align_columns
 from memalpha.qa.scoring import stats
@@ -331,8 +331,8 @@ def _head(comparison: Comparison, difference: str) -> list[str]:
 
 def _notes(comparison: Comparison) -> list[str]:
     notes = [
-        f"{comparison.questions} questions of {comparison.conversations} conversations; differences are against "
-        f"{comparison.baseline}.",
+        f"{counted(comparison.questions, 'question')} of {counted(comparison.conversations, 'conversation')}; "
+        f"differences are against {comparison.baseline}.",
         comparison.method + ".",
     ]
     if comparison.conversations < stats.MIN_CLUSTERS:
@@ -344,7 +344,7 @@ def _notes(comparison: Comparison) -> list[str]:
         spread = "" if seeds["sd"] is None else f", standard deviation {seeds['sd']:.3f}"
         notes.append(f"{name}: {len(seeds['values'])} runs, mean {seeds['mean']:.3f}{spread}.")
     for name, count in comparison.left_out.items():
-        notes.append(f"{name}: {count} questions left out that not all answered.")
+        notes.append(f"{name}: {counted(count, 'question')} left out that not all answered.")
     return notes
 
 

@@ -157,21 +157,20 @@ class Asker:
 
     def _test(self, drafts: Sequence[_Draft]) -> None:
         """Set why drafts are dropped, and whether the answers of the others still hold later."""
-        drafts = [draft for draft in drafts if draft.reason is None]
-        for draft, (is_right, text) in zip(drafts, self._answer(drafts, lambda job: [job.chunk]), strict=True):
+        for draft, is_right, text in self._answer(drafts, lambda job: [job.chunk]):
             if not is_right:
                 draft.reason, draft.reply = "not answered from its chunk alone", text[:REPLY_CHARACTERS]
-        drafts = [draft for draft in drafts if draft.reason is None]
-        for draft, (is_right, _) in zip(drafts, self._answer(drafts, lambda job: []), strict=True):
+        for draft, is_right, _ in self._answer(drafts, lambda job: []):
             draft.reason = "answered without the conversation" if is_right else None
-        drafts = [draft for draft in drafts if draft.reason is None]
         changing = [draft for draft in drafts if draft.job.last > draft.job.chunk.index]
-        later = self._answer(changing, lambda job: job.task.chunks[job.chunk.index : job.last + 1])
-        for draft, (is_right, _) in zip(changing, later, strict=True):
+        for draft, is_right, _ in self._answer(changing, lambda job: job.task.chunks[job.chunk.index : job.last + 1]):
             draft.holds_later = is_right
 
-    def _answer(self, drafts: Sequence[_Draft], chunks_of: Callable[[_Job], Sequence[Chunk]]) -> list[tuple[bool, str]]:
-        """Return for each draft whether its question is answered rightly from some chunks, and the answer."""
+    def _answer(
+        self, drafts: Sequence[_Draft], chunks_of: Callable[[_Job], Sequence[Chunk]]
+    ) -> list[tuple[_Draft, bool, str]]:
+        """Answer the questions that are not dropped from some chunks; return draft, True if right, and the answer."""
+        drafts = [draft for draft in drafts if draft.reason is None]
         if not drafts:
             return []
         items: list[Item] = []
@@ -183,7 +182,7 @@ class Asker:
         for draft, answer in zip(drafts, answers, strict=True):
             question = Question(id="draft", question=draft.question, answers=(draft.answer,))
             score = score_question(question, answer, self.metric) or 0.0
-            results.append((is_correct(question, score, self.metric), answer.text))
+            results.append((draft, is_correct(question, score, self.metric), answer.text))
         return results
 
     def _build(self, job: _Job, drafts: Sequence[_Draft]) -> AskedChunk:

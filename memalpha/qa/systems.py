@@ -34,6 +34,7 @@ from datetime import date
 from functools import cache, partial
 from numbers import Real
 from pathlib import Path
+from textwrap import TextWrapper
 from typing import Any, Protocol, cast, runtime_checkable
 
 from memalpha.agent.dates import format_date
@@ -204,17 +205,9 @@ def turn_passages(chunk: Chunk) -> list[Passage]:
 
 def window_passages(chunk: Chunk, tokens: int = WINDOW_TOKENS) -> list[Passage]:
     """Group consecutive turns of a chunk into windows of at most `tokens`; longer turns are split at words."""
-    size, pieces = 4 * tokens, list[Passage]()
-    for turn in turn_passages(chunk):
-        text = turn.text
-        while len(text) > size:
-            end = text.rfind(" ", size // 2, size) + 1 or size
-            pieces.append(replace(turn, text=text[:end].rstrip()))
-            text = text[end:].lstrip()
-        if text:
-            pieces.append(replace(turn, text=text))
-    windows: list[list[Passage]] = []
-    for piece in pieces:
+    size, windows = 4 * tokens, list[list[Passage]]()
+    wrap = TextWrapper(size, expand_tabs=False, replace_whitespace=False, break_on_hyphens=False).wrap
+    for piece in (replace(turn, text=text) for turn in turn_passages(chunk) for text in wrap(turn.text)):
         if windows and sum(len(part.text) + 1 for part in windows[-1]) + len(piece.text) <= size:
             windows[-1].append(piece)
         else:

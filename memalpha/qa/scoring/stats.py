@@ -151,12 +151,9 @@ def _estimate(
     clusters = len(sums)
     if clusters < 2:
         return Estimate(value, None, None, len(rows), clusters), None
-    statistics = []
-    for start in range(0, resamples, _BLOCK):
-        weights = _resample_counts(clusters, seed, resamples)[start : start + _BLOCK].astype(np.float64)
-        statistics.append(_means(weights @ sums, weights @ counts))
-    without = _means(sums.sum(axis=0) - sums, counts.sum(axis=0) - counts)
-    spread = _Spread(np.concatenate(statistics), without)
+    blocks = np.array_split(_resample_counts(clusters, seed, resamples), -(-resamples // _BLOCK))
+    resampled = np.concatenate([_means(weights @ sums, weights @ counts) for weights in blocks])
+    spread = _Spread(resampled, _means(sums.sum(axis=0) - sums, counts.sum(axis=0) - counts))
     return Estimate(value, *_bca(value, spread), len(rows), clusters), spread
 
 
@@ -230,12 +227,8 @@ class _Spread(NamedTuple):
 @lru_cache(maxsize=2)
 def _resample_counts(clusters: int, seed: int, resamples: int) -> np.ndarray:
     """Return the count of each cluster in each resample [R, C]; cached, since a comparison repeats the call."""
-    rng = np.random.default_rng(seed)
-    draws = np.empty((resamples, clusters), dtype=np.uint8)  # a count above 255 will not be seen
-    for start in range(0, resamples, _BLOCK):
-        size = min(_BLOCK, resamples - start)
-        draws[start : start + size] = rng.multinomial(clusters, [1 / clusters] * clusters, size=size)
-    return draws
+    draws = np.random.default_rng(seed).multinomial(clusters, [1 / clusters] * clusters, size=resamples)
+    return draws.astype(np.uint8)  # a count above 255 will not be seen
 
 
 def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:
