@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from memalpha.arguments import check_path, counted
 from memalpha.errors import DataError
-from memalpha.qa.report import Record, align_columns
+from memalpha.qa.report import Record, align_columns, load_records
 from memalpha.qa.scoring import stats
 from memalpha.text_files import parse_json, read_text
 
@@ -80,28 +80,6 @@ class Comparison:
     left_out: Mapping[str, int]
     method: str
     differ: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-
-
-def load_records(path: str | Path) -> list[Record]:
-    """Load the records of one `eval/<name>.jsonl`.
-
-    Raises:
-        DataError: The file cannot be read, or a line is no record; names file, line and field.
-    """
-    records, text = [], read_text(Path(path)).rstrip("\n")
-    for number, line in enumerate(text.split("\n") if text else (), start=1):
-        where = f"{path}:{number}"
-        item = parse_json(line, where)
-        if not isinstance(item, dict) or "gold" not in item:
-            raise DataError(f"{where}: not a record of an evaluation")
-        try:
-            record = Record.from_json(item)
-        except TypeError as error:  # names missing and unknown fields
-            raise DataError(f"{where}: not a record of an evaluation, or one of another version: {error}") from error
-        if not isinstance(record.score, int | float) or not isinstance(record.correct, bool):
-            raise DataError(f"{where}: 'score' is a number and 'correct' true or false in a record")
-        records.append(record)
-    return records
 
 
 def load_run(path: Path) -> dict[str, tuple[tuple[Record, ...], Path]]:

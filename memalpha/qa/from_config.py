@@ -28,7 +28,7 @@ from memalpha.config import (
 )
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import EvalSamplingConfig
-from memalpha.errors import ConfigError, did_you_mean
+from memalpha.errors import ConfigError, DataError, did_you_mean
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy, resolve_checkpoint
 from memalpha.policy.reply_cache import AnswerCache, keep_replies
@@ -81,7 +81,7 @@ class UnfinishedEvaluation:
             names = [name for name in marker.get("finished", ()) if name in systems]
             try:
                 self.reports = {name: Report.load(folder.parent, name) for name in names}
-            except (OSError, ValueError, TypeError) as error:
+            except DataError as error:
                 raise ConfigError(
                     f"{folder} holds an interrupted evaluation that cannot be read ({error}): remove {self._path} to "
                     "begin again"

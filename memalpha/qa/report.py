@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memalpha.config import EvalConfig
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import format_bill
 from memalpha.qa.memory_reward import conversation_tokens, count_changes_by_id, memory_tokens
 from memalpha.qa.scoring.stats import ScoredAnswer, group_values, mean
 from memalpha.store.memory import html_table
-from memalpha.text_files import write_json
+from memalpha.text_files import parse_json, read_text, write_json
 from memalpha.types import Task, Trajectory, TrajectoryGroup
 
 
@@ -114,6 +114,28 @@ def save_records(records: Iterable[Record], path: str | Path) -> None:
     # A model's text may hold half a surrogate pair, which only an escape can carry.
     lines = [json.dumps(record.as_json()) + "\n" for record in records]
     Path(path).write_text("".join(lines), encoding="utf-8")
+
+
+def load_records(path: str | Path) -> list[Record]:
+    """Load the records of one `eval/<name>.jsonl`.
+
+    Raises:
+        DataError: The file cannot be read, or a line is no record; names file, line and field.
+    """
+    records, text = [], read_text(Path(path)).rstrip("\n")
+    for number, line in enumerate(text.split("\n") if text else (), start=1):
+        where = f"{path}:{number}"
+        item = parse_json(line, where)
+        if not isinstance(item, dict) or "gold" not in item:
+            raise DataError(f"{where}: not a record of an evaluation")
+        try:
+            record = Record.from_json(item)
+        except TypeError as error:  # names missing and unknown fields
+            raise DataError(f"{where}: not a record of an evaluation, or one of another version: {error}") from error
+        if not isinstance(record.score, int | float) or not isinstance(record.correct, bool):
+            raise DataError(f"{where}: 'score' is a number and 'correct' true or false in a record")
+        records.append(record)
+    return records
 
 
 CHANGED = ("updated", "retracted")
@@ -268,14 +290,10 @@ class Report:
         """Return a report that `save` wrote, without its trajectories and the texts of unjudged answers.
 
         Raises:
-            OSError: A file is missing.
-            ValueError: A file is not valid JSON.
-            TypeError: A line has other fields than a record.
+            DataError: A file cannot be read, or is none that `save` wrote.
         """
-        folder, stem = Path(directory) / "eval", file_stem(name)
-        summary = json.loads((folder / f"{stem}.json").read_text(encoding="utf-8"))
-        lines = (folder / f"{stem}.jsonl").read_text(encoding="utf-8").splitlines()
-        return cls(name, summary, tuple(Record.from_json(json.loads(line)) for line in lines))
+        path = Path(directory) / "eval" / f"{file_stem(name)}.json"
+        return cls(name, parse_json(read_text(path), str(path)), tuple(load_records(path.with_suffix(".jsonl"))))
 
 
 def format_cell(value: Any) -> str:
