@@ -52,8 +52,13 @@ class ToldChat:
     speakers: str
     lines: tuple[str, ...]
 
-    def task(self, id: str, rng: Random) -> Task:
+    def task(self, id: str, rng: Random, asked_later: Iterable[tuple[str, str]] = ()) -> Task:
         """Draw the values and return the chat as a task.
+
+        Args:
+            id: Id of the task.
+            rng: Draws the values.
+            asked_later: Further questions with their answers, which need not stand in an entry; "" has no answer.
 
         Raises:
             ValueError: If a line cannot be read, an entry says what its chunk does not, or no entry answers a question;
@@ -132,6 +137,9 @@ class ToldChat:
                     f"{self.name}: no entry that holds has an answer of {text!r}; there are {sorted(live)}"
                 )
             questions.append(Question(id=f"q{len(questions)}", question=text, answers=answers, meta={"slot": topic}))
+        for line in asked_later:
+            text, answer = map(values.fill, line)
+            questions.append(Question(id=f"q{len(questions)}", question=text, answers=(answer,) if answer else ()))
         return Task(id=id, chunks=tuple(chunks), gold_operations=tuple(gold), questions=tuple(questions))
 
 
