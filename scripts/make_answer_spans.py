@@ -1,115 +1,567 @@
-"""Train the network of `memalpha/agent/answer_spans.py`: `python scripts/make_answer_spans.py XQUAD FRIENDSQA`.
+"""Train the network of `memalpha/agent/answer_spans.py`: `python scripts/make_answer_spans.py DATA`.
 
-XQUAD is a folder with XQuAD's files xquad.LANGUAGE.json (google-deepmind/xquad), FRIENDSQA one with FriendsQA's files
-(emorynlp/FriendsQA). Of XQuAD the articles with even numbers are learnt, sentence by sentence, so that the others can
-judge; of FriendsQA the development episodes. Takes half a minute on one core. Writes `memalpha/weights/spans/spans.npz`
-and prints the token F1 on what was not learnt, beside that of whole sentences.
+DATA is a folder with these files of public question sets, by the names that they have there:
+
+- xquad.LANGUAGE.json (XQuAD, google-deepmind/xquad), of which the articles with even numbers are learnt
+- SQuAD_it-test.json.gz (SQuAD-it, crux82/squad-it), without the articles of which XQuAD's odd ones are parts
+- jaquad_train_0000.json to jaquad_train_0029.json (JaQuAD, SkelterLabsInc/JaQuAD)
+- DRCD_test.json (DRCD, DRCKnowledgeTeam/DRCD) and cmrc2018_trial.json (CMRC 2018 in the form of SQuAD, ymcui/cmrc2018)
+- friendsqa_dev.json (FriendsQA, emorynlp/FriendsQA)
+
+The others stand beside this script: messages with marked answers (`said_and_asked.jsonl` and
+`said_in_other_languages.jsonl`), and the chats told in full that the writer "smol" learnt from (`smol/told`), with the
+questions of their authors and those of `smol/asked.tsv`; every tenth text and chat is held out. A question comes with
+the ten best of the lines of one to four chats, the sentences of five paragraphs or the utterances of an episode, as
+`MemoryStore.search` finds them, so that most of what the network sees does not answer. Writes
+`memalpha/weights/spans/spans.npz` and prints, of what was held out, the token F1 of the best span of all passages and
+of the passage that answers, and how often its passage is the right one.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import random
 import re
-from collections.abc import Iterator
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from smol.told import load_told
 from torch import nn
+from torch.nn import functional
 
-from memalpha.agent.answer_spans import WEIGHTS, best_span, word_features
-from memalpha.agent.transcript import split_label
+from memalpha import MemoryStore
+from memalpha.agent.answer_spans import (
+    DILATIONS,
+    MIDDLE,
+    WEIGHTS,
+    WINDOW,
+    Words,
+    find_answers,
+    passage_words,
+    question_words,
+)
 from memalpha.qa.scoring.metrics import best_score
-from memalpha.store.search.lexical import words
+from memalpha.store.values import holds_answer
 from memalpha.tasks.load import load_tasks
 
+HERE = Path(__file__).parent
 LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ru", "th", "tr", "vi", "zh")
-SENTENCES, MAX_WORDS, HIDDEN, STEPS = 500, 80, 32, 400
 SENTENCE = re.compile(r".+?(?:[.!?\u0964](?=\s|$)|[\u3002\uff01\uff1f]|$)", re.DOTALL)
+PASSAGES, BATCH, WIDTH, PROJECTED, RATE = 10, 32, 96, 64, 2e-3
+WITHOUT_VECTORS, WITHOUT_WORD, WITHOUT_ANSWER = 0.25, 0.1, 0.12
+"""Share of questions learnt without vectors, of words without theirs, and of questions without their passage."""
+SHARES = {
+    "told": 2.0,
+    "notes": 2.0,
+    "said_and_asked": 2.5,
+    "friendsqa": 4.0,
+    "xquad": 2.0,
+    "said_in_other_languages": 2.0,
+}
+"""Weight of a set in the mixture, 0.7 for others, times the number of its questions to the power .75."""
 
-Example = tuple[str, str, tuple[str, ...]]
-Rows = tuple[NDArray[np.float64], NDArray[np.float64]]
+NOTES = ("{}: {}", "{}: {}", "{}: {}", "user's {} is {}", "The user's {}: {}.", "{} = {}")
+"""Forms of a note of a topic and a value."""
 
 
-def xquad_examples(path: Path, first: int) -> Iterator[Example]:
-    """Yield question, sentence that holds the answer, and answers, of every second article from the `first` on."""
-    for article in json.loads(path.read_text(encoding="utf-8"))["data"][first::2]:
-        for paragraph in article["paragraphs"]:
-            sentences = list(SENTENCE.finditer(paragraph["context"]))
-            for question in paragraph["qas"]:
-                start = question["answers"][0]["answer_start"]
-                for sentence in sentences:
-                    if sentence.start() <= start < sentence.end():
-                        yield question["question"], sentence[0].strip(), (question["answers"][0]["text"],)
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """Hold a passage that a search found.
+
+    Attributes:
+        text: The passage.
+        answers: Characters of its answers; empty if it does not answer.
+        order: When it was said, from 0 to 1.
+        is_open: It may answer, though no words of it are marked.
+    """
+
+    text: str
+    answers: tuple[tuple[int, int], ...]
+    order: float
+    is_open: bool = False
 
 
-def friendsqa_examples(folder: Path, variant: str) -> Iterator[Example]:
-    """Yield question, utterance that holds the answer, and answers, of FriendsQA's "dev" or "test" episodes."""
+@dataclass(frozen=True, slots=True)
+class Example:
+    """Hold a question with the passages that a search found, best first.
+
+    Attributes:
+        set: Name of its set.
+        question: Text of the question.
+        answers: Right answers, for scores; none if nothing answers.
+        passages: The passages.
+        is_held_out: It judges, and is not learnt.
+    """
+
+    set: str
+    question: str
+    answers: tuple[str, ...]
+    passages: tuple[Passage, ...]
+    is_held_out: bool
+
+
+def found(texts: Sequence[str], questions: Sequence[str]) -> list[list[int]]:
+    """Return the numbers of the best texts for each question."""
+    with MemoryStore.open(":memory:") as store:
+        ids = {store.insert("semantic", text).id: number for number, text in enumerate(texts)}
+        return [[ids[hit.entry.id] for hit in hits] for hits in store.search_many(questions, PASSAGES)]
+
+
+def places_of(answers: Iterable[str], text: str) -> tuple[tuple[int, int], ...]:
+    """Return where whole words of a text are an answer, whatever the case."""
+    return tuple(
+        match.span()
+        for answer in answers
+        if answer.strip()
+        for match in re.finditer(rf"(?<![^\W_]){re.escape(answer.strip())}(?![^\W_])", text, re.IGNORECASE)
+    )
+
+
+def said_examples(name: str) -> Iterator[Example]:
+    """Yield the questions of `said_and_asked.jsonl` or `said_in_other_languages.jsonl`, fifty texts at a time."""
+    rows = [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    rng = random.Random(1)
+    for is_held_out in (False, True):
+        chosen = [row for number, row in enumerate(rows) if (number % 10 == 9) == is_held_out]
+        rng.shuffle(chosen)
+        for first in range(0, len(chosen), 50):
+            group = chosen[first : first + 50]
+            asked = [(row, *pair) for row in group for pair in zip(row["questions"], row["answers"], strict=True)]
+            texts = [row["text"] for row in group]
+            for (row, question, answer), hits in zip(asked, found(texts, [item[1] for item in asked]), strict=True):
+                passages = []
+                for hit in hits:
+                    marks = places_of([answer], texts[hit]) if group[hit] is row else ()
+                    passages.append(Passage(texts[hit], marks, hit / len(texts), group[hit] is row and not marks))
+                yield Example(name, question, (answer,) if answer else (), tuple(passages), is_held_out)
+
+
+def told_examples(seed: int, *, in_sentences: bool, as_notes: bool) -> Iterator[Example]:
+    """Yield the questions of the chats told in full, with the lines of one to four chats, or with their notes."""
+    rng = random.Random(seed)
+    more = defaultdict[str, list[tuple[str, str]]](list)
+    for line in (HERE / "smol" / "asked.tsv").read_text(encoding="utf-8").splitlines():
+        name, question, answer = line.split("\t")
+        more[name].append((question, answer))
+    tasks = [
+        (number, chat.task(str(number), random.Random(f"{seed} {number}"), more[chat.name]))
+        for number, chat in enumerate(load_told())
+    ]
+    rng.shuffle(tasks)
+    for is_held_out in (False, True):
+        chosen = [task for number, task in tasks if (number % 10 == 9) == is_held_out]
+        while chosen:
+            group = [chosen.pop() for _ in range(min(len(chosen), rng.choice((1, 1, 2, 3, 4))))]
+            lines = list[tuple[str, int, str]]()
+            live = [dict[str, str | None]() for _ in group]
+            for number, task in enumerate(group):
+                for operation in task.gold_operations:
+                    live[number].pop(operation.replaces or "", None)
+                    if operation.content:
+                        live[number][operation.content] = operation.turn
+                if as_notes:
+                    form = rng.choice(
+                        ("{}: {}", "{}: {}", "{}: {}", "user's {} is {}", "The user's {}: {}.", "{} = {}")
+                    )
+                    lines += [(form.format(*note.split(": ", 1)), number, note) for note in live[number]]
+                    continue
+                for turn in (turn for chunk in task.chunks for turn in chunk.turns if turn.speaker != "assistant"):
+                    said = turn.text if turn.speaker == "user" else f"{turn.speaker}: {turn.text}"
+                    parts = re.split(r"(?<=[.!?;])\s+", said) if in_sentences else [said]
+                    lines += [(part, number, turn.id) for part in parts]
+            asked = [(question, number) for number, task in enumerate(group) for question in task.questions]
+            if not asked or not lines:
+                continue
+            hits_of = found([line[0] for line in lines], [question.question for question, _ in asked])
+            for (question, number), hits in zip(asked, hits_of, strict=True):
+                turns = {
+                    turn
+                    for note, turn in live[number].items()
+                    if any(holds_answer(note, answer) for answer in question.answers)
+                }
+                passages = []
+                for hit in hits:
+                    text, owner, source = lines[hit]
+                    # The line that says what holds now answers; a question beside the notes is answered by any line.
+                    is_right = owner == number and (as_notes or source in turns or not turns)
+                    marks = places_of(question.answers, text) if is_right else ()
+                    is_open = not marks and owner == number and any(holds_answer(text, a) for a in question.answers)
+                    passages.append(Passage(text, marks, hit / len(lines), is_open))
+                name = "notes" if as_notes else "told"
+                yield Example(name, question.question, question.answers, tuple(passages), is_held_out)
+
+
+def squad_examples(
+    name: str, articles: Iterable[dict[str, Any]], count: int, *, is_held_out: bool
+) -> Iterator[Example]:
+    """Yield up to `count` questions of files in the form of SQuAD, with the sentences of five paragraphs."""
+    rng = random.Random(0)
+    articles = list(articles)
+    rng.shuffle(articles)
+    for article in articles:
+        paragraphs = list(article["paragraphs"])
+        rng.shuffle(paragraphs)
+        for first in range(0, len(paragraphs), 5):
+            texts, asked = list[str](), list[tuple[str, tuple[str, ...], dict[int, set[tuple[int, int]]]]]()
+            for paragraph in paragraphs[first : first + 5]:
+                whole, joined = paragraph["context"], rng.choice((1, 1, 2, 4))
+                sentences = [match.span() for match in SENTENCE.finditer(whole) if match[0].strip()]
+                parts = [
+                    (sentences[at][0], sentences[min(at + joined, len(sentences)) - 1][1])
+                    for at in range(0, len(sentences), joined)
+                ]
+                for question in paragraph["qas"]:
+                    marks = defaultdict[int, set[tuple[int, int]]](set)
+                    for answer in question["answers"]:
+                        begin = answer["answer_start"]
+                        if not whole.startswith(answer["text"], begin):
+                            begin = whole.find(answer["text"])
+                        end = begin + len(answer["text"])
+                        for number, (left, right) in enumerate(parts):
+                            if left <= begin and end <= right:
+                                marks[len(texts) + number].add((begin - left, end - left))
+                    if marks:
+                        answers = tuple(sorted({answer["text"] for answer in question["answers"]}))
+                        asked.append((question["question"], answers, marks))
+                texts += [whole[left:right] for left, right in parts]
+            rng.shuffle(asked)
+            asked = asked[: min(12, count)]
+            count -= len(asked)
+            for (question, answers, marks), hits in zip(asked, found(texts, [item[0] for item in asked]), strict=True):
+                passages = [Passage(texts[hit], tuple(sorted(marks.get(hit, ()))), hit / len(texts)) for hit in hits]
+                yield Example(name, question, answers, tuple(passages), is_held_out)
+
+
+def friendsqa_examples(folder: Path, variant: str, *, is_held_out: bool) -> Iterator[Example]:
+    """Yield the questions of FriendsQA's "dev" or "test" episodes, with utterances of the episode."""
     for task in load_tasks("friendsqa", data=folder, variant=variant):
-        turns = {turn.id: turn.text for chunk in task.chunks for turn in chunk.turns}
-        for question in task.questions:
-            if question.answers and question.evidence:
-                text = turns[question.evidence[0]]
-                yield question.question, split_label(text)[1] or text, question.answers
+        turns = [(turn.id, turn.text) for chunk in task.chunks for turn in chunk.turns]
+        asked = [question for question in task.questions if question.answers and question.evidence]
+        hits_of = found([text for _, text in turns], [question.question for question in asked])
+        for question, hits in zip(asked, hits_of, strict=True):
+            passages = []
+            for hit in hits:
+                id, text = turns[hit]
+                is_right = id in question.evidence
+                marks = places_of(question.answers, text) if is_right else ()
+                passages.append(Passage(text, marks, hit / len(turns), is_right and not marks))
+            yield Example("friendsqa", question.question, question.answers, tuple(passages), is_held_out)
 
 
-def rows(examples: Iterator[Example], count: int) -> Iterator[Rows]:
-    """Yield the features of each word and whether it belongs to the answer, of `count` random examples."""
-    shuffled = list(examples)
-    random.Random(0).shuffle(shuffled)
-    for question, text, answers in shuffled[:count]:
-        found, features = word_features(question, text)
-        start = next((at for answer in answers if (at := text.lower().find(answer.lower())) >= 0), -1)
-        end = start + len(next((answer for answer in answers if answer.lower() in text.lower()), ""))
-        terms = {*words(" ".join(answers))}
-        is_in = [
-            match.start() < end and match.end() > start if start >= 0 else not terms.isdisjoint(words(match[0]))
-            for match in found
+def load_examples(data: Path) -> Iterator[Example]:
+    """Yield all examples."""
+    for seed in range(4):
+        yield from told_examples(seed, in_sentences=seed % 2 == 1, as_notes=False)
+    for seed in range(4, 7):
+        yield from told_examples(seed, in_sentences=False, as_notes=True)
+    yield from said_examples("said_and_asked")
+    yield from said_examples("said_in_other_languages")
+    yield from friendsqa_examples(data, "dev", is_held_out=False)
+    if (data / "friendsqa_tst.json").exists():
+        yield from friendsqa_examples(data, "test", is_held_out=True)
+
+    def articles(name: str) -> list[dict[str, Any]]:
+        return json.loads((data / name).read_text(encoding="utf-8"))["data"]
+
+    for language in LANGUAGES:
+        name, of = f"xquad {language}", articles(f"xquad.{language}.json")
+        yield from squad_examples(name, of[0::2], 600, is_held_out=False)
+        yield from squad_examples(name, of[1::2], 600, is_held_out=True)
+    held_out = {
+        question["id"]
+        for article in articles("xquad.en.json")[1::2]
+        for paragraph in article["paragraphs"]
+        for question in paragraph["qas"]
+    }
+    italian = json.loads(gzip.decompress((data / "SQuAD_it-test.json.gz").read_bytes()))["data"]
+    learnt = [
+        article
+        for article in italian
+        if not any(question["id"] in held_out for paragraph in article["paragraphs"] for question in paragraph["qas"])
+    ]
+    yield from squad_examples("squad-it", learnt, 2500, is_held_out=False)
+    for file in range(30):
+        yield from squad_examples("jaquad", articles(f"jaquad_train_{file:04d}.json"), 150, is_held_out=False)
+    yield from squad_examples("drcd", articles("DRCD_test.json"), 2000, is_held_out=False)
+    yield from squad_examples("cmrc", articles("cmrc2018_trial.json"), 900, is_held_out=False)
+
+
+class Row:
+    """An example as numbers; the vectors of words stand in one table for all."""
+
+    def __init__(self, example: Example, place: Callable[[Words], list[int]]) -> None:
+        asked = question_words(example.question)
+        self.asked, self.asked_signs = place(asked), asked.signs
+        self.passages = list[tuple[list[int], np.ndarray, list[tuple[int, int]], float, bool]]()
+        for passage in example.passages:
+            read = passage_words(example.question, passage.text)
+            read = Words(*(part[:WINDOW] for part in read))
+            if not read.found:
+                continue
+            marks = list[tuple[int, int]]()
+            for start, end in passage.answers:
+                inside = [at for at, match in enumerate(read.found) if match.start() < end and match.end() > start]
+                marks += [(inside[0], inside[-1])] if inside else []
+            is_open = passage.is_open or (bool(passage.answers) and not marks)
+            self.passages.append((place(read), read.signs.astype(np.float16), marks, passage.order, is_open))
+        self.is_marked = any(passage[2] for passage in self.passages)
+        self.has_open = any(passage[4] for passage in self.passages)
+
+
+class Network(nn.Module):
+    """The network of `answer_spans._scores` in torch, for many questions: all their words in one row.
+
+    Args:
+        dim: Size of the token table's vectors.
+    """
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(dim, PROJECTED, bias=False)
+        self.question = nn.Linear(3 * (PROJECTED + 2), WIDTH)
+        self.summary = nn.Linear(2 * WIDTH, WIDTH)
+        self.sharpness, self.importance = nn.Parameter(torch.tensor(8.0)), nn.Linear(3, 1)
+        self.words = nn.Linear(3 * PROJECTED + 20, WIDTH)
+        self.asked = nn.Linear(WIDTH, 2 * WIDTH)
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in DILATIONS)
+        self.convolutions = nn.ModuleList(nn.Linear(3 * WIDTH, WIDTH) for _ in DILATIONS)
+        self.passage, self.told = nn.Linear(3 * WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
+        self.last = nn.LayerNorm(WIDTH)
+        self.ends, self.holds = nn.Linear(WIDTH, 2), nn.Linear(2 * WIDTH, 1)
+        self.nothing = nn.Sequential(nn.Linear(2 * WIDTH, 32), nn.ReLU(), nn.Linear(32, 1))
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return scores of all words to begin and to end the answer, and of each question to have none."""
+        count, of, question_of = batch.count, batch.of, batch.question_of
+        asker = question_of[of]
+        asked_projected = self.project(batch.asked)
+        seen = torch.cat([asked_projected, batch.asked_signs], 1)
+        hidden = functional.relu(self.question(neighbours(seen, 1, batch.asked_of)))
+        total = torch.zeros(count, WIDTH).index_add(0, batch.asked_of, hidden)
+        length = torch.bincount(batch.asked_of, minlength=count)[:, None]
+        summary = torch.tanh(self.summary(torch.cat([highest(hidden, batch.asked_of, count), total / length], 1)))
+
+        width = int(batch.asked_at.max()) + 1
+
+        def padded(values: torch.Tensor, filler: float) -> torch.Tensor:
+            out = torch.full((count, width, values.shape[1]), filler)
+            out[batch.asked_of, batch.asked_at] = values
+            return out
+
+        vectors = padded(batch.asked, 0.0)
+        sizes = torch.bincount(asker, minlength=count).tolist()
+        likeness = torch.cat(
+            [part @ vectors[number].T for number, part in enumerate(torch.split(batch.vectors, sizes))]
+        )
+        importance = padded(self.importance(torch.cat([batch.asked_norms, batch.asked_signs], 1)), -1e4)[..., 0][asker]
+        attention = torch.softmax(self.sharpness * likeness + importance, 1)
+        projected = self.project(batch.vectors)
+        aligned = torch.bmm(attention[:, None], padded(asked_projected, 0.0)[asker])[:, 0]
+        similar = [
+            likeness.masked_fill(importance < -1e3, -2.0).amax(1, keepdim=True),
+            batch.norms,
+            (attention * likeness).sum(1, keepdim=True),
         ]
-        if 0 < len(found) <= MAX_WORDS and any(is_in):
-            yield features, np.array(is_in, dtype=float)
+        parts = [projected, aligned, 4 * projected * aligned, batch.signs, *similar, batch.places[of]]
+        x = modulate(self.words(torch.cat(parts, 1)), self.asked(summary)[asker])
+        number_of_passages = len(question_of)
+        for number, dilation in enumerate(DILATIONS):
+            around = neighbours(self.norms[number](x), dilation, of)
+            x = x + functional.relu(self.convolutions[number](around))
+            if number == MIDDLE:
+                best = highest(x, of, number_of_passages)
+                whole = torch.cat([highest(best, question_of, count), summary], 1)[question_of]
+                x = modulate(x, self.told(functional.relu(self.passage(torch.cat([best, whole], 1))))[of])
+        x = self.last(x)
+        best = highest(x, of, number_of_passages)
+        of_passage = self.holds(torch.cat([best, best * summary[question_of]], 1))
+        nothing = self.nothing(torch.cat([highest(best, question_of, count), summary], 1))[:, 0]
+        begins, ends = (self.ends(x) + of_passage[of]).T
+        return begins, ends, nothing
 
 
-def train(sets: list[tuple[list[Rows], float]]) -> dict[str, NDArray[np.float32]]:
-    """Train the network: each example of a set counts alike, each set by its weight."""
-    parts = [(*row, np.full(len(row[1]), weight / len(of) / len(row[1]))) for of, weight in sets for row in of]
-    features, targets, weights = (torch.tensor(np.concatenate(part)).float() for part in zip(*parts, strict=True))
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(features.shape[1], HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, 1))
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, weight_decay=0.02)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
-    for _ in range(STEPS):
+class Batch:
+    """Questions as tensors: the words of all in one row, with the numbers of their passages, and those of questions.
+
+    Args:
+        rows: The questions.
+        vectors: Vectors of all words, `(n, dim)`.
+        norms: Their norms, `(n, 1)`.
+        rng: Draws which passages and vectors a question is learnt without.
+    """
+
+    def __init__(self, rows: Sequence[Row], vectors: torch.Tensor, norms: torch.Tensor, rng: random.Random) -> None:
+        asked, of, signs, places, question_of, kinds = [], [], [], [], [], []
+        begins, ends, allowed, opened, ids = [], [], [], [], []
+        for number, row in enumerate(rows):
+            asked += [(id, number, at) for at, id in enumerate(row.asked)]
+            drop = row.is_marked and rng.random() < WITHOUT_ANSWER
+            keeps_open = row.has_open and not row.is_marked
+            best = [(at, p) for at, p in enumerate(row.passages) if p[2] or (keeps_open and p[4])]
+            others = [(at, p) for at, p in enumerate(row.passages) if not p[2] and not (keeps_open and p[4])]
+            if drop:
+                best, others = [], [item for item in others if not item[1][4]] or others
+            rng.shuffle(others)
+            chosen = sorted(best + others[: max(1 - len(best), rng.choice((1, 2, 4, 7, 10)) - len(best), 0)])
+            kinds.append(2 if keeps_open else int(row.is_marked and not drop))
+            for rank, (_, (words, sign, marks, order, is_open)) in enumerate(chosen):
+                of += [len(question_of)] * len(words)
+                question_of.append(number)
+                places.append((1 / (1 + rank), order))
+                ids += words
+                signs.append(sign)
+                begin, end = np.zeros((2, len(words)), bool)
+                for left, right in marks:
+                    begin[left] = end[right] = True
+                begins.append(begin)
+                ends.append(end)
+                opened.append(np.full(len(words), keeps_open and is_open))
+                allowed.append(np.full(len(words), keeps_open or not is_open or bool(marks)))
+        self.count = len(rows)
+        self.of, self.question_of = torch.tensor(of), torch.tensor(question_of)
+        asked_ids, self.asked_of, self.asked_at = torch.tensor(asked).T
+        self.places = torch.tensor(places)
+        with_vectors = torch.tensor([float(rng.random() >= WITHOUT_VECTORS) for _ in rows])
+        with_word = (torch.rand(len(ids)) >= WITHOUT_WORD).float() * with_vectors[self.question_of[self.of]]
+        self.vectors, self.norms = vectors[ids] * with_word[:, None], norms[ids]
+        self.asked, self.asked_norms = vectors[asked_ids] * with_vectors[self.asked_of][:, None], norms[asked_ids]
+        self.asked_signs = torch.tensor(np.concatenate([row.asked_signs for row in rows]))
+        self.signs = torch.tensor(np.concatenate(signs)).float()
+        self.begins, self.ends, self.opened, self.allowed = (
+            torch.tensor(np.concatenate(part)) for part in (begins, ends, opened, allowed)
+        )
+        self.kinds = torch.tensor(kinds)
+
+
+def modulate(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """Scale and shift rows (Perez et al. 2018, arXiv:1709.07871)."""
+    scale, shift = by.chunk(2, 1)
+    return x * (1 + scale) + shift
+
+
+def neighbours(x: torch.Tensor, distance: int, of: torch.Tensor) -> torch.Tensor:
+    """Return each row between those at a distance before and behind it in the same text, 0 if there is none."""
+    before, behind = torch.zeros_like(x), torch.zeros_like(x)
+    same = (of[distance:] == of[:-distance])[:, None]
+    before[distance:], behind[:-distance] = x[:-distance] * same, x[distance:] * same
+    return torch.cat([before, x, behind], 1)
+
+
+def highest(x: torch.Tensor, of: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the highest value of each column over the rows of each text."""
+    lowest = torch.full((count, x.shape[1]), -1e4)
+    return lowest.scatter_reduce(0, of[:, None].expand_as(x), x, "amax", include_self=True)
+
+
+def log_sum(x: torch.Tensor, of: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the logarithm of the sum of exponentials over the rows of each text."""
+    top = torch.full((count,), -1e4).scatter_reduce(0, of, x, "amax")
+    return top + torch.log(torch.zeros(count).index_add(0, of, torch.exp(x - top[of])) + 1e-9)
+
+
+def loss_of(network: Network, batch: Batch) -> torch.Tensor:
+    """Return the loss: a marked question wants its marks, an open one its passage, the others that nothing answers."""
+    begins, ends, nothing = network(batch)
+    asker, count, losses = batch.question_of[batch.of], batch.count, []
+    weights = torch.where(batch.kinds == 2, 0.5, 1.0)
+    for scores, marks in ((begins, batch.begins), (ends, batch.ends)):
+        total = torch.logaddexp(log_sum(scores.masked_fill(~batch.allowed, -1e4), asker, count), nothing)
+        marked = log_sum(scores.masked_fill(~marks, -1e4), asker, count)
+        opened = log_sum(scores.masked_fill(~batch.opened, -1e4), asker, count)
+        right = torch.where(batch.kinds == 1, marked, torch.where(batch.kinds == 2, opened, nothing))
+        losses.append(((total - right) * weights).sum() / weights.sum())
+    return losses[0] + losses[1]
+
+
+def train(examples: Sequence[Example], steps: int, seed: int) -> dict[str, np.ndarray]:
+    """Return the weights of a network that learnt the examples."""
+    numbers, table = dict[str, int](), list[np.ndarray]()
+
+    def place(read: Words) -> list[int]:
+        for word, vector, norm in zip(read.found, read.vectors, read.norms, strict=True):
+            if word[0].lower() not in numbers:
+                numbers[word[0].lower()] = len(table)
+                table.append(np.append(vector, norm))
+        return [numbers[word[0].lower()] for word in read.found]
+
+    sets = defaultdict[str, list[Row]](list)
+    for example in examples:
+        if (row := Row(example, place)).passages:
+            sets[example.set.split()[0]].append(row)
+    vectors, norms = torch.tensor(np.array(table, np.float32)).split([len(table[0]) - 1, 1], 1)
+    shares = [SHARES.get(name, 0.7) * len(rows) ** 0.75 for name, rows in sets.items()]
+    print(
+        {
+            name: (len(rows), round(share / sum(shares), 3))
+            for (name, rows), share in zip(sets.items(), shares, strict=True)
+        }
+    )
+    torch.manual_seed(seed)
+    rng, network = random.Random(seed), Network(vectors.shape[1])
+    optimizer = torch.optim.AdamW(network.parameters(), lr=RATE, weight_decay=0.02, betas=(0.9, 0.98))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 100) * (1 - step / steps))
+    losses, start = list[float](), time.monotonic()
+    for step in range(steps):
+        rows = [rng.choice(sets[name]) for name in rng.choices(list(sets), shares, k=BATCH)]
+        loss = loss_of(network, Batch(rows, vectors, norms, rng))
         optimizer.zero_grad()
-        losses = nn.functional.binary_cross_entropy_with_logits(net(features)[:, 0], targets, reduction="none")
-        loss = (losses * weights).sum() / weights.sum()
         loss.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 2.0)
         optimizer.step()
         schedule.step()
-    print(f"{len(targets):,} words, loss {loss.item():.3f}")
-    arrays = [parameter.detach().numpy() for parameter in net.parameters()]
-    return dict(zip(("hidden", "hidden_bias", "out", "out_bias"), (*arrays[:2], arrays[2][0], arrays[3]), strict=True))
+        losses.append(loss.item())
+        if (step + 1) % 200 == 0:
+            print(f"step {step + 1}, {time.monotonic() - start:.0f} s, loss {mean(losses[-200:]):.3f}", flush=True)
+    return {name: value.numpy().astype(np.float16) for name, value in network.state_dict().items()}
+
+
+def judge(examples: Iterable[Example]) -> Iterator[str]:
+    """Yield a line of figures for each set."""
+    figures = defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
+    for example in examples:
+        counts = figures[example.set]
+        spans = find_answers(example.question, [p.text for p in example.passages], [p.order for p in example.passages])
+        best = max(range(len(spans)), key=lambda at: spans[at].score)
+        right = [at for at, passage in enumerate(example.passages) if passage.answers]
+        if right:
+            counts["F1"].append(best_score("f1", spans[best].text, example.answers))
+            counts["F1 of the right passage"].append(
+                best_score("f1", max((spans[at] for at in right), key=lambda span: span.score).text, example.answers)
+            )
+            counts["right passage"].append(float(best in right))
+            counts["right by search"].append(float(0 in right))
+        elif not any(passage.is_open for passage in example.passages):
+            counts["chance of nothing"].append(1 - sum(span.chance for span in spans))
+    for name, counts in figures.items():
+        yield f"{name}: " + ", ".join(f"{key} {mean(values):.3f} ({len(values)})" for key, values in counts.items())
 
 
 def main() -> None:
     """Train and write the weights."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("xquad", type=Path)
-    parser.add_argument("friendsqa", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--steps", type=int, default=5000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=WEIGHTS)
     options = parser.parse_args()
-    files = {language: options.xquad / f"xquad.{language}.json" for language in LANGUAGES}
-    sets = [(list(rows(xquad_examples(file, 0), SENTENCES)), 1.0) for file in files.values()]
-    sets.append((list(rows(friendsqa_examples(options.friendsqa, "dev"), SENTENCES)), 6.0))
-    np.savez(WEIGHTS, allow_pickle=False, **train(sets))
-    judged = {language: list(xquad_examples(file, 1)) for language, file in files.items()}
-    for name, examples in {**judged, "friendsqa": list(friendsqa_examples(options.friendsqa, "test"))}.items():
-        spans = mean(best_score("f1", best_span(question, text), answers) for question, text, answers in examples)
-        whole = mean(best_score("f1", text, answers) for _, text, answers in examples)
-        print(f"{name}: {len(examples)} questions, spans {spans:.3f}, whole {whole:.3f}")
+    torch.set_num_threads(1)
+    examples = list(load_examples(options.data))
+    weights = train([example for example in examples if not example.is_held_out], options.steps, options.seed)
+    np.savez(options.out, allow_pickle=False, **weights)
+    if options.out == WEIGHTS:
+        for line in judge(example for example in examples if example.is_held_out):
+            print(line)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,135 +1,198 @@
-"""Find the words of a passage that answer a question, without a language model.
+"""Find the words of passages that answer a question, without a language model.
 
-A small network gives each word a chance to belong to the answer, from how the words around it look and whether the
-question has them. The answer is the span with the best expected token F1: twice the sum of its chances, by the number
-of its words and the sum of all chances. `scripts/make_answer_spans.py` trained the network on half of XQuAD's
-articles in eleven languages and on FriendsQA's development episodes. It sees no word, only signs of its kind, so other
-languages fare alike.
+A small network reads a question beside each of several passages. It gives each word a score to begin the answer and one
+to end it, and a score to "nothing answers". All passages share one normalization (Clark and Gardner 2018,
+arXiv:1710.10723), so the network also says which passage answers, and whether one does.
+
+Of a word it sees the vector in the shipped token table, signs of its kind, whether the question has it, and the words
+of the question that are like it (aligned question embeddings, Chen et al. 2017, arXiv:1704.00051). Dilated convolutions
+see the words around it. `scripts/make_answer_spans.py` trains it and names what it learnt from. A quarter of the
+questions were learnt without vectors, so that languages whose words the table lacks are read by signs alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memalpha.store.embedding import StaticEmbedder
 from memalpha.store.search.lexical import SIGNS, STOP_WORDS, UNSPACED, words
+from memalpha.types import MemoryEntry
 
 WEIGHTS = Path(__file__).parents[1] / "weights" / "spans" / "spans.npz"
-SHORT, LONGEST = 20, 200
-"""Words of a passage that is read whole, and of the longest part that is read of a longer one."""
+WINDOW = 150
+"""Most words of a passage that are read at once; a longer one is read in parts."""
+LONGEST = 30
+"""Most words of an answer."""
+DILATIONS = (1, 2, 4, 8, 1)
+"""Distance of the words that each convolution joins."""
+MIDDLE = 2
+"""Convolution after which each word learns what the whole passage, and the others, hold."""
+
+Array = NDArray[np.float32]
 
 _CHARACTER = f"(?![\uac00-\ud7af]){UNSPACED.pattern}"  # Hangul has spaces
 _WORD = re.compile(rf"{_CHARACTER}|(?:(?!{_CHARACTER})[\w{SIGNS}'\u2019-])+")
-_SENTENCE_END = re.compile("(?<=[.!?\u0964])\\s+|(?<=[\u3002\uff01\uff1f])|[\\[\\]]")
 _PAUSE = re.compile("[,.;:!?\u3001\uff0c\u3002\uff1a\uff1b\u0964]\\s*$")
 _OPENING = re.compile('["\u201c\u201e\u00ab\u300c\u300e(\uff08]\\s*$')
-_ASKED = tuple(  # for a number or a time, a person, a place, a reason or a manner
-    re.compile(cue, re.IGNORECASE)
-    for cue in (
-        r"\bhow (?:many|much|old|long|far|tall|high|big|often)\b|\bwhen\b"
-        r"|\b(?:what|which) (?:percent|year|number|time|age|date|day)",
-        r"\bwho(?:se|m)?\b",
-        r"\bwhere\b",
-        r"\bwhy\b|\bhow (?:do|did|does|is|was|are|can|could|would)\b",
-    )
-)
 _NUMBER = re.compile(
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|hundred|thousand|million|half|first"
     r"|second|third)$",
     re.IGNORECASE,
 )
-_NEAR, _WINDOW = 15, 17
-_KNOWN, _STOP = 10, 11  # features of the word itself: the question has it, it is a stop word
 
 
-def best_span(question: str, text: str) -> str:
-    """Return the words of a text that best answer a question; the whole text if it has no word."""
-    text = _nearest_part(question, text)
-    if _WORD.search(text) is None:
-        return text
-    found, features = word_features(question, text)
-    hidden, hidden_bias, out, out_bias = _weights()
-    scores = np.maximum(features @ hidden.T + hidden_bias, 0) @ out + out_bias
-    start, end = best_interval(1 / (1 + np.exp(-scores)))
-    answering = np.flatnonzero((features[start:end, _KNOWN] < 1) & (features[start:end, _STOP] < 1))
-    if len(answering):  # what stands at the ends of a span and is asked itself answers nothing
-        start, end = start + answering[0], start + answering[-1] + 1
-    return text[found[start].start() : found[end - 1].end()]
+class AnswerSpan(NamedTuple):
+    """Best answer of one passage.
+
+    Attributes:
+        text: its words; "" if the passage has no word.
+        score: log-score of the span; higher is likelier, over all passages of the question.
+        chance: probability that the answer begins in this passage.
+    """
+
+    text: str
+    score: float
+    chance: float
 
 
-def word_features(question: str, text: str) -> tuple[list[re.Match[str]], NDArray[np.float64]]:
-    """Return the words of a text, characters where nothing parts words, and what the network sees of each.
+def find_answers(
+    question: str, passages: Sequence[str], order: Sequence[float] = (), labels: Sequence[int] = ()
+) -> list[AnswerSpan]:
+    """Return the best span of each passage.
 
     Args:
         question: text of the question.
-        text: a passage of n > 0 words.
+        passages: passages, best first, as a search found them.
+        order: when each passage was said, from 0 for the oldest to 1 for the newest; `()` if that is not known.
+        labels: characters at the beginning of each passage that are read but are no answer; `()` for none.
 
     Returns:
-        The n words as matches, and their features, of shape (n, 42).
+        A span per passage. What their chances lack of 1 is the chance that nothing answers.
     """
+    asked = question_words(question)
+    windows, owners, starts = list[Words](), list[int](), list[int]()
+    for number, passage in enumerate(passages):
+        for start, end in _windows(passage):
+            windows.append(passage_words(question, passage[start:end]))
+            owners.append(number)
+            starts.append(start)
+    spans = [AnswerSpan("", -np.inf, 0.0) for _ in passages]
+    if not windows:
+        return spans
+    places = np.array([[1 / (1 + owner), order[owner] if len(order) else 0.5] for owner in owners], np.float32)
+    begins, ends, nothing = _scores(asked, windows, places)
+    if len(labels):
+        is_label = [
+            offset + match.start() < labels[owner]
+            for window, owner, offset in zip(windows, owners, starts, strict=True)
+            for match in window.found
+        ]
+        begins = np.where(is_label, np.float32(-1e4), begins)
+    total = np.logaddexp(np.logaddexp.reduce(begins), nothing)
+    first = 0
+    for window, owner, offset in zip(windows, owners, starts, strict=True):
+        begin, end = (scores[first : first + len(window.found)] for scores in (begins, ends))
+        first += len(window.found)
+        left, right = best_span(begin, end)
+        passage, best, score = passages[owner], spans[owner], float(begin[left] + end[right])
+        text = passage[offset + window.found[left].start() : offset + window.found[right].end()]
+        chance = best.chance + float(np.exp(np.logaddexp.reduce(begin) - total))
+        spans[owner] = AnswerSpan(text, score, chance) if score > best.score else best._replace(chance=chance)
+    return spans
+
+
+def order_of(entries: Sequence[MemoryEntry]) -> list[float]:
+    """Return when each entry was written, from 0 for the oldest to 1 for the newest of them."""
+    times = sorted({entry.valid_from for entry in entries})
+    return [times.index(entry.valid_from) / max(1, len(times) - 1) for entry in entries]
+
+
+class Words(NamedTuple):
+    """Words of a text, and what the network sees of each: vectors `(n, dim)`, norms `(n, 1)`, signs `(n, s)`."""
+
+    found: list[re.Match[str]]
+    vectors: Array
+    norms: Array
+    signs: Array
+
+
+def question_words(question: str) -> Words:
+    """Return the words of a question, an empty one as one word; s is 2."""
+    found = list(_WORD.finditer(question)) or list(re.finditer("^", question))
+    signs = np.array([(_is_stop(word[0]), UNSPACED.match(word[0]) is not None) for word in found], np.float32)
+    return Words(found, *_vectors([word[0] for word in found]), signs)
+
+
+def passage_words(question: str, text: str) -> Words:
+    """Return the words of a text with at least one; s is 15."""
     found = list(_WORD.finditer(text))
     texts = [match[0] for match in found]
-    gaps = [text[(found[at - 1].end() if at else 0) : match.start()] for at, match in enumerate(found)]
-    count, places = len(found), np.arange(len(found))
+    gaps = [text[start:end] for start, end in pairwise([0, *(at for match in found for at in match.span())])][::2]
     asked = {*words(question)}
-    is_unspaced = np.array([UNSPACED.match(word) is not None for word in texts], dtype=float)
-    known = np.array(
-        [
-            _shared_characters(question, texts, at) if is_unspaced[at] else float(not asked.isdisjoint(words(word)))
-            for at, word in enumerate(texts)
-        ]
-    )
-    signs = (
-        known,
-        _flags(word.lower() in STOP_WORDS for word in texts),
-        _flags(map(_is_number, texts)),
-        _flags(word[:1].isupper() for word in texts),
-        _flags(at == 0 or _PAUSE.search(gap) for at, gap in enumerate(gaps)),
-    )
-    is_opened = _flags(map(_OPENING.search, gaps))
-    shared = np.flatnonzero(known > 0.9)
-    distance = np.abs(places[:, None] - shared[None]).min(1) if len(shared) else np.full(count, 30)
-    density = (
-        np.convolve(known, np.ones(_WINDOW) / _WINDOW, "same") if count >= _WINDOW else np.full(count, known.mean())
-    )
-    columns = [
-        *(_shifted(sign, by) for by in (-2, -1, 0, 1, 2) for sign in signs),
-        is_unspaced,
-        is_opened,
-        _shifted(is_opened, 1),
-        _flags("\u4e00" <= word[0] <= "\u9fff" for word in texts),
-        _flags("\u30a0" <= word[0] <= "\u30ff" for word in texts),
-        np.minimum(distance, _NEAR) / _NEAR,
-        1 / (1 + distance),
-        density,
-        places / count,
-        np.full(count, np.log(count) / 3),
-        np.full(count, known.mean()),
-        places > (shared[-1] if len(shared) else count),
-        places < (shared[0] if len(shared) else 0),
-        *(np.full(count, float(cue.search(question) is not None)) for cue in _ASKED),
+    rows = [
+        (
+            _shared_characters(question, texts, at) if kind[0] else float(not asked.isdisjoint(_terms(word))),
+            *kind,
+            at == 0 or _PAUSE.search(gap) is not None,
+            _OPENING.search(gap) is not None,
+            at == 0,
+            at == len(texts) - 1,
+            gap.strip().endswith(":"),
+            "\n" in gap,
+        )
+        for at, (word, gap) in enumerate(zip(texts, gaps, strict=True))
+        for kind in (_kind(word),)
     ]
-    return found, np.column_stack(columns).astype(float)
+    return Words(found, *_vectors(texts), np.array(rows, np.float32))
 
 
-def _nearest_part(question: str, text: str) -> str:
-    """Return a short text, of a longer one the sentence, or part of a sentence, with most words of the question."""
-    if len(_WORD.findall(text)) <= SHORT:
-        return text
-    asked = {*words(question)}
-    return max(_parts(text), key=lambda part: len(asked.intersection(words(part))))
+def best_span(begins: Array, ends: Array) -> tuple[int, int]:
+    """Return first and last word of the span with the highest sum of scores, of at most `LONGEST` words."""
+    places = np.arange(len(begins))
+    length = places[None] - places[:, None]
+    sums = np.where((length >= 0) & (length < LONGEST), begins[:, None] + ends[None], -np.inf)
+    left, right = np.unravel_index(sums.argmax(), sums.shape)
+    return int(left), int(right)
 
 
-def _parts(text: str) -> Iterator[str]:
-    for sentence in _SENTENCE_END.split(text):
-        found = list(_WORD.finditer(sentence))
-        for start in range(0, len(found), LONGEST):
-            yield sentence[found[start].start() : found[start:][:LONGEST][-1].end()]
+def _windows(text: str) -> Iterator[tuple[int, int]]:
+    found = list(_WORD.finditer(text))
+    for first in range(0, len(found), WINDOW):
+        part = found[first : first + WINDOW]
+        yield (part[0].start() if first else 0), part[-1].end()
+
+
+@lru_cache(maxsize=50_000)
+def _terms(word: str) -> frozenset[str]:
+    return frozenset(words(word))
+
+
+def _is_stop(word: str) -> bool:
+    return word.lower() in STOP_WORDS
+
+
+@lru_cache(maxsize=50_000)
+def _kind(word: str) -> tuple[float, ...]:
+    """Return signs of a word alone: unspaced, stop word, number, capital, kanji, katakana, digits, length."""
+    has_digit = any(map(str.isdigit, word))
+    return (
+        float(UNSPACED.match(word) is not None),
+        float(_is_stop(word)),
+        float(has_digit or _NUMBER.match(word) is not None),
+        float(word[:1].isupper()),
+        float("\u4e00" <= word[0] <= "\u9fff"),
+        float("\u30a0" <= word[0] <= "\u30ff"),
+        float(has_digit),
+        min(len(word), 12) / 12,
+    )
 
 
 def _shared_characters(question: str, texts: list[str], at: int) -> float:
@@ -143,35 +206,86 @@ def _shared_characters(question: str, texts: list[str], at: int) -> float:
     return 1.0 if any(len(pair) > 1 and pair in question for pair in pairs) else 0.5 * (texts[at] in question)
 
 
-def _is_number(word: str) -> bool:
-    return _NUMBER.match(word) is not None or any(map(str.isdigit, word))
+@cache
+def _table() -> StaticEmbedder:
+    return StaticEmbedder()
 
 
-def _flags(values: Iterable[object]) -> NDArray[np.float64]:
-    return np.array([bool(value) for value in values], dtype=float)
+@lru_cache(maxsize=20_000)
+def _vector(word: str) -> tuple[Array, float]:
+    (vector,) = _table().sums([word.lower()])
+    norm = float(np.linalg.norm(vector))
+    return (vector / norm if norm else vector), norm
 
 
-def _shifted(values: NDArray[np.float64], by: int) -> NDArray[np.float64]:
-    """Return for each word the value of the word `by` places before it; 0 beyond the ends."""
-    moved = np.zeros_like(values)
-    if by >= 0:
-        moved[by:] = values[: max(0, len(values) - by)]
-    else:
-        moved[:by] = values[-by:]
-    return moved
-
-
-def best_interval(chances: NDArray[np.float64]) -> tuple[int, int]:
-    """Return start and end of the span with the best expected F1, given each word's chance to be of the answer."""
-    ends = np.arange(len(chances) + 1)
-    sums = np.concatenate([[0.0], np.cumsum(chances)])
-    lengths = ends[None] - ends[:, None]
-    expected = np.where(lengths > 0, 2 * (sums[None] - sums[:, None]) / (np.maximum(lengths, 1) + sums[-1]), -1)
-    start, end = np.unravel_index(expected.argmax(), expected.shape)
-    return int(start), int(end)
+def _vectors(texts: Sequence[str]) -> tuple[Array, Array]:
+    vectors, norms = zip(*map(_vector, texts), strict=True)
+    return np.stack(vectors), np.array(norms, np.float32)[:, None]
 
 
 @cache
-def _weights() -> tuple[NDArray[np.float64], ...]:
+def _weights() -> dict[str, Array]:
     with np.load(WEIGHTS) as arrays:
-        return tuple(arrays[name].astype(float) for name in ("hidden", "hidden_bias", "out", "out_bias"))
+        return {name: arrays[name].astype(np.float32) for name in arrays}
+
+
+def _scores(asked: Words, windows: Sequence[Words], places: Array) -> tuple[Array, Array, float]:
+    """Return the scores of all words of the windows to begin and to end the answer, and that of no answer."""
+    weights = _weights()
+
+    def apply(name: str, x: Array) -> Array:
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def normalize(name: str, x: Array) -> Array:
+        centred = x - x.mean(1, keepdims=True)
+        scale = np.sqrt((centred**2).mean(1, keepdims=True) + 1e-5)
+        return centred / scale * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    def modulate(name: str, x: Array, by: Array, rows: NDArray[np.intp] | int) -> Array:
+        scale, shift = np.split(apply(name, by), 2, axis=1)
+        return x * (1 + scale[rows]) + shift[rows]
+
+    counts = [len(window.found) for window in windows]
+    of = np.repeat(np.arange(len(windows)), counts)
+    firsts = np.cumsum([0, *counts[:-1]])
+    vectors, norms, signs = (np.concatenate(parts) for parts in zip(*(window[1:] for window in windows), strict=True))
+
+    projection = weights["project.weight"].T
+    asked_projected = asked.vectors @ projection
+    seen = np.concatenate([asked_projected, asked.signs], 1)
+    one = np.zeros(len(seen), np.intp)
+    hidden = np.maximum(apply("question", _neighbours(seen, 1, one)), 0)
+    summary = np.tanh(apply("summary", np.concatenate([hidden.max(0), hidden.mean(0)])[None]))
+
+    likeness = vectors @ asked.vectors.T
+    importance = apply("importance", np.concatenate([asked.norms, asked.signs], 1))[:, 0]
+    logits = weights["sharpness"] * likeness + importance
+    attention = np.exp(logits - logits.max(1, keepdims=True))
+    attention /= attention.sum(1, keepdims=True)
+    projected, aligned = vectors @ projection, attention @ asked_projected
+    similar = [likeness.max(1, keepdims=True), norms, (attention * likeness).sum(1, keepdims=True)]
+    x = apply("words", np.concatenate([projected, aligned, 4 * projected * aligned, signs, *similar, places[of]], 1))
+    x = modulate("asked", x, summary, 0)
+    for number, dilation in enumerate(DILATIONS):
+        around = _neighbours(normalize(f"norms.{number}", x), dilation, of)
+        x = x + np.maximum(apply(f"convolutions.{number}", around), 0)
+        if number == MIDDLE:
+            best = np.maximum.reduceat(x, firsts)
+            whole = np.broadcast_to(np.concatenate([best.max(0), summary[0]]), (len(best), 2 * best.shape[1]))
+            inner = np.maximum(apply("passage", np.concatenate([best, whole], 1)), 0)
+            x = modulate("told", x, inner, of)
+    x = normalize("last", x)
+    best = np.maximum.reduceat(x, firsts)
+    of_passage = apply("holds", np.concatenate([best, best * summary], 1))
+    nothing = np.maximum(apply("nothing.0", np.concatenate([best.max(0), summary[0]])[None]), 0)
+    begins, ends = (apply("ends", x) + of_passage[of]).T
+    return begins, ends, float(apply("nothing.2", nothing)[0, 0])
+
+
+def _neighbours(x: Array, distance: int, of: NDArray[np.intp]) -> Array:
+    """Return each row between those of the words at a distance before and behind it in the same text, 0 if none."""
+    before, behind = np.zeros_like(x), np.zeros_like(x)
+    same = (of[distance:] == of[:-distance])[:, None]
+    before[distance:] = x[:-distance] * same
+    behind[:-distance] = x[distance:] * same
+    return np.concatenate([before, x, behind], 1)

@@ -1,8 +1,8 @@
-"""Copying baseline for conversations: a date for "when", otherwise words of the best passage.
+"""Answer from what was said, in its own words, without a language model.
 
-It uses no language model. It was made for LoCoMo, whose gold answers are mostly words of a turn or the date of the
-event. It is a lower bound, not a system's score: it cannot answer abstract questions, lists, or yes/no questions. It
-abstains only without any passage.
+A small network (`agent.answer_spans`) finds the passage that answers and the words of it that do. It answers no
+abstract question, counts nothing and joins no two passages: a lower bound for evaluations, and what a memory without a
+language model answers.
 """
 
 from __future__ import annotations
@@ -10,23 +10,26 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memalpha.agent.answer_spans import best_span
+from memalpha.agent.answer_spans import find_answers, order_of
 from memalpha.agent.dates import CLOCK, day_of, format_date, named_date, shifted_date
 from memalpha.agent.prompts import ABSTAIN
 from memalpha.agent.reader import Answer, Conflicts, Item, apply_conflict_rule, mark_conflicts, retrieve
 from memalpha.agent.transcript import split_label
 from memalpha.config import ReaderConfig
+from memalpha.types import MemoryEntry
 
+MOST = 50
+"""Entries that are read of those that were retrieved."""
+
+_ASKS_FOR_PERSON = re.compile(r"\bwho(?:m|se)?\b", re.I)
 _ASKS_FOR_CLOCK = re.compile(r"when (?:does|is)\b", re.I)
-_SPEAKER = re.compile(r"[A-Z][\w.'-]*(?: [\w.'-]+){0,2}: ")
 
 
 class CopyReader:
-    """Copy the answer from the best entry, without its "Name: " prefix.
+    """Copy the answer from the entry that the network takes for the right one.
 
     For "when" the answer is a date that the entry names, or the entry's own, shifted by "yesterday", "last month", "two
-    weeks ago" and the like.
-    Otherwise it is the span that a small network takes for the likeliest (`agent.answer_spans`).
+    weeks ago" and the like. Otherwise it is the span that the network takes for the likeliest.
     """
 
     def __init__(self, config: ReaderConfig | None = None) -> None:
@@ -35,33 +38,39 @@ class CopyReader:
         self.name = "copy (floor)"
 
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
-        """Return one answer per item, from the best of the k entries."""
+        """Return one answer per item, from the k entries."""
         answers, readings = [], retrieve(items, k or self.config.k)
         for item in apply_conflict_rule(readings, self.conflicts):
             hits = item.memory.hits
-            best = hits[0].entry if hits else None
-            text = ABSTAIN if best is None else copy_answer(item.question, best.content, best.timestamp)
-            answers.append(Answer(text, best is None, hits=hits))
+            text = copy_answer(item.question, [hit.entry for hit in hits[:MOST]]) if hits else ABSTAIN
+            answers.append(Answer(text, not hits, hits=hits))
         return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
 
-def copy_answer(question: str, text: str, timestamp: str | None) -> str:
-    """Copy the answer to a question from one passage.
+def copy_answer(question: str, entries: Sequence[MemoryEntry]) -> str:
+    """Copy the answer to a question from entries.
 
     Args:
         question: text of the question.
-        text: the passage.
-        timestamp: ISO 8601 date of the passage, for "when" questions.
+        entries: at least one entry, best first. "When" questions are answered by the dates of those that have one.
 
     Returns:
-        A date for "when" questions with a timestamp, otherwise words of the passage.
+        A date for "when" questions, otherwise words of an entry.
     """
-    day = day_of(timestamp)
-    if day is not None:
-        text = text.removeprefix(f"{format_date(day)} ")  # as `rag` writes raw turns
-    text = _SPEAKER.sub("", text, count=1) if _SPEAKER.match(text) else split_label(text)[1] or text
+    texts = [_without_date(entry) for entry in entries]
+    said = [split_label(text)[1] or text for text in texts]
+    labels = [] if _ASKS_FOR_PERSON.search(question) else [len(a) - len(b) for a, b in zip(texts, said, strict=True)]
+    spans = find_answers(question, texts, order_of(entries), labels)
+    best = max(range(len(spans)), key=lambda number: spans[number].score)
+    text, day = texts[best], day_of(entries[best].timestamp)
     if day is not None and question.lower().startswith("when"):
         if _ASKS_FOR_CLOCK.match(question) and (clock := CLOCK.search(text)):
             return clock[0]
         return named_date(text, day) or shifted_date(text, day) or format_date(day)
-    return best_span(question, text)
+    return spans[best].text or said[best]
+
+
+def _without_date(entry: MemoryEntry) -> str:
+    """Return the content without the date that `rag` writes before a turn."""
+    day = day_of(entry.timestamp)
+    return entry.content if day is None else entry.content.removeprefix(f"{format_date(day)} ")

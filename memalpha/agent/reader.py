@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
+from memalpha.agent.answer_spans import find_answers, order_of
 from memalpha.agent.dates import CLOCK, day_of, named_date, shifted_date
 from memalpha.agent.parsing import after_thinking, parse_calls
 from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
@@ -27,7 +28,14 @@ from memalpha.agent.transcript import is_anonymous, split_label
 from memalpha.arguments import brief_repr, check_function
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError, PolicyError
-from memalpha.policy.base import Policy, count_checked, reader_style, sample_checked, wrap_outside_errors
+from memalpha.policy.base import (
+    Policy,
+    TrainedPolicy,
+    count_checked,
+    reader_style,
+    sample_checked,
+    wrap_outside_errors,
+)
 from memalpha.policy.reply_cache import cache_frozen
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
@@ -446,9 +454,42 @@ class ExtractiveReader:
                 hits = [hit.entry for hit in item.memory.hits]
                 text = _count(item.question, hits if isinstance(memory, RetrievedMemory) else memory.list())
             if text == ABSTAIN:
-                text = _extract(item.question, item.memory.hits)
+                text = self._extract(item.question, item.memory.hits)
             answers.append(Answer(text, text == ABSTAIN, hits=item.memory.hits))
         return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
+
+    def _extract(self, question: str, hits: Iterable[Hit]) -> str:
+        return _extract(question, hits)
+
+
+class QuotingReader(ExtractiveReader):
+    """Answer with the value of a note, or a sentence, that a small network takes for the answer (`agent.answer_spans`).
+
+    This is what a `MemoryAgent` answers without a language model, and with one as small as "smol". "How many" counts
+    notes as `ExtractiveReader` does, and a note whose key has a word of the question is taken as there if all entries
+    are notes. A sentence is quoted without the label that says who spoke; to "when" without a date or a clock time in
+    it the answer is the day that it speaks of. The network also says that nothing answers. It learnt that in English:
+    a question without an English stop word is answered if an entry has a word of it.
+    """
+
+    def _extract(self, question: str, hits: Iterable[Hit]) -> str:
+        question_stems, asks_when = _stems(question), question.lower().startswith("when")
+        entries = [hit.entry for hit in _distinct(hits) if not _speaks_of_another(question, hit.entry)]
+        if not entries:
+            return ABSTAIN
+        noted = _extract_note(question_stems, entries, asks_when=asks_when)
+        if noted and None not in (_key_and_value(entry)[0] for entry in entries):
+            return noted
+        spans = find_answers(question, [entry.content for entry in entries], order_of(entries))
+        if _STOP.isdisjoint(_WORD.findall(question.lower())):
+            is_held = any(question_stems & _stems(entry.content) for entry in entries)
+        else:
+            is_held = sum(span.chance for span in spans) > 1 - NOTHING
+        if not is_held:
+            return noted or ABSTAIN
+        best = entries[max(range(len(spans)), key=lambda number: spans[number].score)]
+        _, value = _key_and_value(best)
+        return _date_or_quote(value, best.timestamp) if asks_when else value
 
 
 def apply_conflict_rule(items: Sequence[Reading], conflicts: Conflicts) -> Sequence[Reading]:
@@ -479,6 +520,10 @@ _STOP = frozenset(
         " you your"
     )
 )
+
+
+NOTHING = 0.6
+"""Chance that no entry answers from which on a reader abstains."""
 
 
 def _stems(text: str) -> set[str]:
@@ -518,6 +563,18 @@ def _extract(question: str, hits: Iterable[Hit]) -> str:
         elif question_stems & _stems(key):
             return value
     return ABSTAIN
+
+
+def _extract_note(question_stems: set[str], entries: Iterable[MemoryEntry], *, asks_when: bool) -> str | None:
+    for entry in entries:
+        key, value = _key_and_value(entry)
+        if key is None:
+            continue
+        if asks_when and entry.timestamp and question_stems & _stems(entry.content):
+            return entry.timestamp
+        if not asks_when and question_stems & _stems(key):
+            return value
+    return None
 
 
 _FIRST_PERSON = re.compile(r"\b(?:I|[Mm]e|[Mm]y|[Mm]ine|[Ww]e|[Oo]ur|[Uu]s)\b")
@@ -572,8 +629,9 @@ def _quoted(answer: Answer, item: Reading) -> Answer:
 def default_reader(policy: Policy, config: AgentConfig, reader: ReaderConfig | None = None) -> Reader:
     """Return the default reader of a policy.
 
-    This is the policy itself in the same prompt style, or `ExtractiveReader` for a scripted policy. One in the compact
-    style is small: what it answers stands in the entries, or is quoted from them.
+    This is the policy itself in the same prompt style, or `QuotingReader` for a scripted policy and for one whose
+    entries are sentences of the chat: the network finds the right one more often than a small model. A policy in the
+    compact style is small: what it answers stands in the entries, or is quoted from them.
 
     Args:
         policy: the writer, which also reads.
@@ -586,7 +644,9 @@ def default_reader(policy: Policy, config: AgentConfig, reader: ReaderConfig | N
     if isinstance(policy, ScriptedPolicy):
         if reader is not None:
             raise ConfigError(f"reader: {policy.name} follows rules and cannot be prompted: leave its settings out")
-        return ExtractiveReader()
+        return QuotingReader()
+    if reader is None and isinstance(policy, TrainedPolicy) and policy.quotes:
+        return QuotingReader()
     settings = reader or ReaderConfig(kind="policy")
     if "prompt" not in settings.model_fields_set:
         settings = settings.model_copy(update={"prompt": reader_style(config.prompt)})

@@ -172,13 +172,13 @@ def ask(
         StoreError: There is no store.
     """
     from memalpha.agent.agent import default_reader, prompted_config
-    from memalpha.agent.reader import ExtractiveReader
+    from memalpha.agent.reader import QuotingReader
 
     reader_settings = parse_reader_settings(settings)
     if reader_settings is not None and policy is None:
         raise ConfigError("--set: settings of the model that answers: name it with --policy")
     with open_store(store, embedder, namespace, reads=True) as memory:
-        reader = ExtractiveReader()
+        reader = QuotingReader()
         if policy:
             model = load_policy(policy)
             reader = default_reader(model, prompted_config(AgentConfig(), model), reader_settings)

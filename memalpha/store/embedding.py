@@ -335,12 +335,16 @@ class StaticEmbedder:
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
         """Return L2-normalised rows, float32 `(len(texts), dim)`."""
+        return normalize(self.sums(texts))
+
+    def sums(self, texts: Sequence[str]) -> np.ndarray:
+        """Return the sum of each text's token vectors, float32 `(len(texts), dim)`; 0 if the table has none."""
         vectors = np.zeros((len(texts), self.dim), np.float32)
         for row, text in enumerate(texts):
             ids = self._tokenize(text)
             if ids:
                 vectors[row] = self._scales.take(ids) @ self._vectors.take(ids, 0).astype(np.float32)
-        return normalize(vectors)
+        return vectors
 
     def coverage(self, texts: Sequence[str]) -> list[float]:
         """Return the share of each text's words (or characters, of scripts without spaces) that the table covers."""

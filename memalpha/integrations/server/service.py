@@ -27,7 +27,7 @@ from typing import Any, Literal, TypeVar
 from weakref import WeakSet
 
 from memalpha.agent.agent import MemoryAgent
-from memalpha.agent.reader import Answer, ExtractiveReader, RetrievedMemory, check_answers, default_reader
+from memalpha.agent.reader import Answer, QuotingReader, RetrievedMemory, check_answers, default_reader
 from memalpha.agent.tools import TOOLS, Tools, execute, read_call
 from memalpha.agent.trust import AttributedMemory
 from memalpha.config import AgentConfig, ReaderConfig, TrustConfig
@@ -229,7 +229,7 @@ class MemoryService:
         self._chunk_size = chunk_size
         agent = None if policy is None else MemoryAgent(policy, store, config, trust=trust)
         self._serve(store, agent)
-        self._reader = ExtractiveReader() if agent is None else default_reader(agent.policy, agent.config, reader)
+        self._reader = QuotingReader() if agent is None else default_reader(agent.policy, agent.config, reader)
         self._open = lru_cache(MAX_NAMESPACES)(self._open_namespace)
         self._siblings: WeakSet[MemoryService] = WeakSet()
         self._policy_lock = Lock()  # the policy writes in one thread and answers in another

@@ -1,0 +1,91 @@
+"""The reading network: its numbers are those that were trained, its chances are shared, and it finds what is said."""
+
+import random
+
+import make_answer_spans
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_answer_spans import Batch, Example, Network, Passage, Row
+from memories import working_memory
+
+from memalpha.agent import answer_spans
+from memalpha.agent.answer_spans import LONGEST, best_span, find_answers
+from memalpha.agent.reader import QuotingReader
+
+
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=40))
+def test_the_span_has_the_best_sum_of_scores(scores):
+    begins, ends = np.array(scores).T
+    left, right = best_span(begins, ends)
+    spans = [(start, end) for start in range(len(scores)) for end in range(start, min(start + LONGEST, len(scores)))]
+    assert (left, right) in spans and begins[left] + ends[right] == max(begins[a] + ends[b] for a, b in spans)
+
+
+@settings(max_examples=30)
+@given(st.text(max_size=60), st.lists(st.text(max_size=120), max_size=5))
+def test_passages_share_one_chance(question, passages):
+    spans = find_answers(question, passages)
+    assert len(spans) == len(passages) and all(span.text in text for span, text in zip(spans, passages, strict=True))
+    assert all(span.chance >= 0 for span in spans) and sum(span.chance for span in spans) <= 1 + 1e-5
+
+
+def test_a_long_passage_is_read_in_parts():
+    filler = "Nothing of that kind was said in the long meeting about the budget. " * 40
+    (span,) = find_answers("What is the name of the dog?", [f"{filler}The dog's name is Rex. {filler}"])
+    assert "Rex" in span.text
+
+
+def test_a_label_is_read_but_is_no_answer():
+    (free,), (kept,) = (find_answers("Where do you live?", ["Oslo: no"], labels=labels) for labels in ((), [6]))
+    assert free.text.startswith("Oslo") and kept.text == "no"
+
+
+def test_numpy_reads_as_the_network_that_was_trained(monkeypatch):
+    for name in ("WITHOUT_VECTORS", "WITHOUT_WORD"):
+        monkeypatch.setattr(make_answer_spans, name, 0.0)
+
+    texts = ("Ana: my sister Mara moved to Oslo in May", "犬の名前はポチです。", "The rent is 640, due on Fridays")
+    example = Example(
+        "", "Where does Mara live?", (), tuple(Passage(t, (), at / 2) for at, t in enumerate(texts)), False
+    )
+    table = list[np.ndarray]()
+
+    def place(read):
+        table.extend(np.append(vector, norm) for vector, norm in zip(read.vectors, read.norms, strict=True))
+        return [*range(len(table) - len(read.found), len(table))]
+
+    row = Row(example, place)
+    vectors, norms = torch.tensor(np.array(table, np.float32)).split([len(table[0]) - 1, 1], 1)
+    network = Network(vectors.shape[1])
+    network.load_state_dict({name: torch.tensor(value) for name, value in answer_spans._weights().items()})
+
+    class KeepsAll(random.Random):
+        def choice(self, seq):
+            return max(seq)
+
+    begins, ends, nothing = network(Batch([row], vectors, norms, KeepsAll()))
+    read = [answer_spans.passage_words(example.question, text) for text in texts]
+    places = np.array([[1 / (1 + at), at / 2] for at in range(3)], np.float32)
+    ours = answer_spans._scores(answer_spans.question_words(example.question), read, places)
+    np.testing.assert_allclose(ours[0], begins.detach(), atol=1e-3)
+    np.testing.assert_allclose(ours[1], ends.detach(), atol=1e-3)
+    assert ours[2] == pytest.approx(nothing.item(), abs=1e-3)
+
+
+def test_a_memory_without_a_language_model_answers_in_other_words():
+    notes = working_memory("city: Oslo", "pet: cat", "job: nurse")
+    said = working_memory("I moved to Porto with my sister Mara.", "Rex mustn't have chicken, it makes him itch.")
+    for memory, question, right in (
+        (notes, "Where do I live?", "Oslo"),
+        (notes, "What do I do for a living?", "nurse"),
+        (notes, "How many pets do I have?", "1"),
+        (said, "Who came along to Porto?", "I moved to Porto with my sister Mara."),
+        (said, "What makes Rex itch?", "Rex mustn't have chicken, it makes him itch."),
+        (said, "Which car do I drive?", "unknown"),
+        (working_memory(), "Where do I live?", "unknown"),
+    ):
+        (answer,) = QuotingReader().answer([(question, memory)])
+        assert (answer.text, answer.abstained) == (right, right == "unknown")
