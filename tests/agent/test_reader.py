@@ -343,7 +343,7 @@ def test_the_copying_floor():
     assert copied("When was it?", "last month", "2024-01-31") == "December 2023"
     assert copied("When is it?", "It is tomorrow", "9999-12-31") == "31 December 9999"
     assert copied("When is it?", "next month", "9999-12-01") == "1 December 9999"
-    assert copied("When was it?", "It was a tree", "2024W01T10") == "a tree"
+    assert copied("When was it?", "It was a tree", "2024W01T10") in ("tree", "a tree")
     assert copied("When is lunch?", "Lunch is at 12:30 on 3 March", "2024-05-01") == "12:30"
     assert copied("When was lunch?", "Lunch is at 12:30 on 3 March", "2024-05-01") == "3 March 2024"
 
