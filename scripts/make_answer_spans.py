@@ -6,7 +6,7 @@ DATA is a folder with these files of public question sets, by the names that the
 - SQuAD_it-test.json.gz (SQuAD-it, crux82/squad-it), without the articles of which XQuAD's odd ones are parts
 - jaquad_train_0000.json to jaquad_train_0029.json (JaQuAD, SkelterLabsInc/JaQuAD)
 - DRCD_test.json (DRCD, DRCKnowledgeTeam/DRCD) and cmrc2018_trial.json (CMRC 2018 in the form of SQuAD, ymcui/cmrc2018)
-- friendsqa_dev.json (FriendsQA, emorynlp/FriendsQA)
+- friendsqa_dev.json and, to judge, friendsqa_tst.json (FriendsQA, emorynlp/FriendsQA)
 
 The others stand beside this script: messages with marked answers (`said_and_asked.jsonl` and
 `said_in_other_languages.jsonl`), and the chats told in full that the writer "smol" learnt from (`smol/told`), with the
@@ -170,9 +170,7 @@ def told_examples(seed: int, *, in_sentences: bool, as_notes: bool) -> Iterator[
                     if operation.content:
                         live[number][operation.content] = operation.turn
                 if as_notes:
-                    form = rng.choice(
-                        ("{}: {}", "{}: {}", "{}: {}", "user's {} is {}", "The user's {}: {}.", "{} = {}")
-                    )
+                    form = rng.choice(NOTES)
                     lines += [(form.format(*note.split(": ", 1)), number, note) for note in live[number]]
                     continue
                 for turn in (turn for chunk in task.chunks for turn in chunk.turns if turn.speaker != "assistant"):

@@ -112,7 +112,7 @@ class MemoryAgent(ForkAware):
             endpoint.
         store: the memory to write, with its own categories and embedder.
         config: sizes, prompt style and the user's instructions; the default style is the policy's own.
-        reader: answers questions; default: the policy itself, or `ExtractiveReader` for scripted policies.
+        reader: answers questions; default: the policy itself, or `QuotingReader` for scripted policies and `smol`.
         trust: rule of what a speaker may change (`agent.trust`); None lets all pass. Needs a `MemoryStore`. The
             words of others then have their names before them for the writer and the reader, and rank lower.
         redact: called with each text before anything reads it; what it removes reaches neither model nor memory.

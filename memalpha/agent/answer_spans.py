@@ -13,9 +13,9 @@ questions were learnt without vectors, so that languages whose words the table l
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache, lru_cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,14 @@ WINDOW = 150
 """Most words of a passage that are read at once; a longer one is read in parts."""
 LONGEST = 30
 """Most words of an answer."""
+NO_ANSWER = -1e4
+"""Score below which a span is none: all of its words are a label."""
+MOST_PARTS = 60
+"""Most parts of passages that are read for a question."""
+MOST_PASSAGES = 50
+"""Most entries that a reader reads for a question, best first."""
+MOST_CHARACTERS = 100
+"""Characters of a word that are looked at."""
 DILATIONS = (1, 2, 4, 8, 1)
 """Distance of the words that each convolution joins."""
 MIDDLE = 2
@@ -68,6 +76,9 @@ def find_answers(
 ) -> list[AnswerSpan]:
     """Return the best span of each passage.
 
+    Of a question the first `WINDOW` words are read. Of passages of more than `MOST_PARTS` parts altogether, the parts
+    with most words of the question are read.
+
     Args:
         question: text of the question.
         passages: passages, best first, as a search found them.
@@ -75,35 +86,30 @@ def find_answers(
         labels: characters at the beginning of each passage that are read but are no answer; `()` for none.
 
     Returns:
-        A span per passage. What their chances lack of 1 is the chance that nothing answers.
+        A span per passage, "" with a score of -inf if nothing of it was read. What their chances lack of 1 is the
+        chance that nothing answers.
     """
-    asked = question_words(question)
-    windows, owners, starts = list[Words](), list[int](), list[int]()
-    for number, passage in enumerate(passages):
-        for start, end in _windows(passage):
-            windows.append(passage_words(question, passage[start:end]))
-            owners.append(number)
-            starts.append(start)
     spans = [AnswerSpan("", -np.inf, 0.0) for _ in passages]
-    if not windows:
+    question = question[: max((match.end() for match in islice(_WORD.finditer(question), WINDOW)), default=0)]
+    parts = _chosen_parts(question, passages)
+    if not parts:
         return spans
-    places = np.array([[1 / (1 + owner), order[owner] if len(order) else 0.5] for owner in owners], np.float32)
-    begins, ends, nothing = _scores(asked, windows, places)
-    if len(labels):
-        is_label = [
-            offset + match.start() < labels[owner]
-            for window, owner, offset in zip(windows, owners, starts, strict=True)
-            for match in window.found
-        ]
-        begins = np.where(is_label, np.float32(-1e4), begins)
+    asked = question_words(question)
+    read = [passage_words(question, passages[owner][start:end]) for owner, start, end, _ in parts]
+    places = np.array([[1 / (1 + part[0]), order[part[0]] if len(order) else 0.5] for part in parts], np.float32)
+    begins, ends, nothing = _scores(asked, read, places)
+    firsts = np.cumsum([0, *(len(part.found) for part in read)])
+    for (owner, start, _, is_last), part, first in zip(parts, read, firsts, strict=False):
+        if not is_last:  # the next part has these words, too
+            begins[first + len(part.found) - LONGEST : first + len(part.found)] = 2 * NO_ANSWER
+        if len(labels):
+            begins[first : first + sum(start + match.start() < labels[owner] for match in part.found)] = 2 * NO_ANSWER
     total = np.logaddexp(np.logaddexp.reduce(begins), nothing)
-    first = 0
-    for window, owner, offset in zip(windows, owners, starts, strict=True):
-        begin, end = (scores[first : first + len(window.found)] for scores in (begins, ends))
-        first += len(window.found)
+    for (owner, start, _, _), part, first in zip(parts, read, firsts, strict=False):
+        begin, end = (scores[first : first + len(part.found)] for scores in (begins, ends))
         left, right = best_span(begin, end)
         passage, best, score = passages[owner], spans[owner], float(begin[left] + end[right])
-        text = passage[offset + window.found[left].start() : offset + window.found[right].end()]
+        text = passage[start + part.found[left].start() : start + part.found[right].end()]
         chance = best.chance + float(np.exp(np.logaddexp.reduce(begin) - total))
         spans[owner] = AnswerSpan(text, score, chance) if score > best.score else best._replace(chance=chance)
     return spans
@@ -112,7 +118,8 @@ def find_answers(
 def order_of(entries: Sequence[MemoryEntry]) -> list[float]:
     """Return when each entry was written, from 0 for the oldest to 1 for the newest of them."""
     times = sorted({entry.valid_from for entry in entries})
-    return [times.index(entry.valid_from) / max(1, len(times) - 1) for entry in entries]
+    ranks = {time: rank / max(1, len(times) - 1) for rank, time in enumerate(times)}
+    return [ranks[entry.valid_from] for entry in entries]
 
 
 class Words(NamedTuple):
@@ -128,13 +135,13 @@ def question_words(question: str) -> Words:
     """Return the words of a question, an empty one as one word; s is 2."""
     found = list(_WORD.finditer(question)) or list(re.finditer("^", question))
     signs = np.array([(_is_stop(word[0]), UNSPACED.match(word[0]) is not None) for word in found], np.float32)
-    return Words(found, *_vectors([word[0] for word in found]), signs)
+    return Words(found, *_vectors([word[0][:MOST_CHARACTERS] for word in found]), signs)
 
 
 def passage_words(question: str, text: str) -> Words:
     """Return the words of a text with at least one; s is 15."""
     found = list(_WORD.finditer(text))
-    texts = [match[0] for match in found]
+    texts = [match[0][:MOST_CHARACTERS] for match in found]
     gaps = [text[start:end] for start, end in pairwise([0, *(at for match in found for at in match.span())])][::2]
     asked = {*words(question)}
     rows = [
@@ -163,11 +170,24 @@ def best_span(begins: Array, ends: Array) -> tuple[int, int]:
     return int(left), int(right)
 
 
-def _windows(text: str) -> Iterator[tuple[int, int]]:
-    found = list(_WORD.finditer(text))
-    for first in range(0, len(found), WINDOW):
-        part = found[first : first + WINDOW]
-        yield (part[0].start() if first else 0), part[-1].end()
+def _chosen_parts(question: str, passages: Sequence[str]) -> list[tuple[int, int, int, bool]]:
+    """Return passage, first and last character of each part to read, and whether it ends the passage."""
+    parts = []
+    for owner, passage in enumerate(passages):
+        found = list(_WORD.finditer(passage))
+        for first in range(0, max(len(found) - LONGEST, 1) if found else 0, WINDOW - LONGEST):
+            part = found[first : first + WINDOW]
+            start, is_last = part[0].start() if first else 0, first + WINDOW >= len(found)
+            parts.append((owner, start, part[-1].end(), is_last))
+            if is_last:
+                break
+    if len(parts) > MOST_PARTS:
+        asked = {word for word in words(question) if not _is_stop(word)}
+        texts = [passages[owner][start:end].lower() for owner, start, end, _ in parts]
+        shares = [sum(word in text for word in asked) for text in texts]
+        best = sorted(range(len(parts)), key=lambda at: -shares[at])[:MOST_PARTS]
+        parts = [parts[at] for at in sorted(best)]
+    return parts
 
 
 @lru_cache(maxsize=50_000)

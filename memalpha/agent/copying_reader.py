@@ -10,16 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memalpha.agent.answer_spans import find_answers, order_of
+from memalpha.agent.answer_spans import MOST_PASSAGES, NO_ANSWER, find_answers, order_of
 from memalpha.agent.dates import CLOCK, day_of, format_date, named_date, shifted_date
 from memalpha.agent.prompts import ABSTAIN
 from memalpha.agent.reader import Answer, Conflicts, Item, apply_conflict_rule, mark_conflicts, retrieve
 from memalpha.agent.transcript import split_label
 from memalpha.config import ReaderConfig
 from memalpha.types import MemoryEntry
-
-MOST = 50
-"""Entries that are read of those that were retrieved."""
 
 _ASKS_FOR_PERSON = re.compile(r"\bwho(?:m|se)?\b", re.I)
 _ASKS_FOR_CLOCK = re.compile(r"when (?:does|is)\b", re.I)
@@ -42,7 +39,7 @@ class CopyReader:
         answers, readings = [], retrieve(items, k or self.config.k)
         for item in apply_conflict_rule(readings, self.conflicts):
             hits = item.memory.hits
-            text = copy_answer(item.question, [hit.entry for hit in hits[:MOST]]) if hits else ABSTAIN
+            text = copy_answer(item.question, [hit.entry for hit in hits[:MOST_PASSAGES]]) if hits else ABSTAIN
             answers.append(Answer(text, not hits, hits=hits))
         return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
@@ -57,17 +54,17 @@ def copy_answer(question: str, entries: Sequence[MemoryEntry]) -> str:
     Returns:
         A date for "when" questions, otherwise words of an entry.
     """
-    texts = [_without_date(entry) for entry in entries]
+    texts = [_without_date(entry).strip() for entry in entries]
     said = [split_label(text)[1] or text for text in texts]
-    labels = [] if _ASKS_FOR_PERSON.search(question) else [len(a) - len(b) for a, b in zip(texts, said, strict=True)]
-    spans = find_answers(question, texts, order_of(entries), labels)
+    labels = [len(text) - len(rest) for text, rest in zip(texts, said, strict=True)]
+    spans = find_answers(question, texts, order_of(entries), [] if _ASKS_FOR_PERSON.search(question) else labels)
     best = max(range(len(spans)), key=lambda number: spans[number].score)
-    text, day = texts[best], day_of(entries[best].timestamp)
+    text, day = said[best], day_of(entries[best].timestamp)
     if day is not None and question.lower().startswith("when"):
         if _ASKS_FOR_CLOCK.match(question) and (clock := CLOCK.search(text)):
             return clock[0]
         return named_date(text, day) or shifted_date(text, day) or format_date(day)
-    return spans[best].text or said[best]
+    return spans[best].text if spans[best].score > NO_ANSWER else text
 
 
 def _without_date(entry: MemoryEntry) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from memalpha.agent.answer_spans import find_answers, order_of
+from memalpha.agent.answer_spans import MOST_PASSAGES, find_answers, order_of
 from memalpha.agent.dates import CLOCK, day_of, named_date, shifted_date
 from memalpha.agent.parsing import after_thinking, parse_calls
 from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
@@ -454,38 +454,41 @@ class ExtractiveReader:
                 hits = [hit.entry for hit in item.memory.hits]
                 text = _count(item.question, hits if isinstance(memory, RetrievedMemory) else memory.list())
             if text == ABSTAIN:
-                text = self._extract(item.question, item.memory.hits)
+                text = self._extract(item.question, item.memory)
             answers.append(Answer(text, text == ABSTAIN, hits=item.memory.hits))
         return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
-    def _extract(self, question: str, hits: Iterable[Hit]) -> str:
-        return _extract(question, hits)
+    def _extract(self, question: str, memory: RetrievedMemory) -> str:
+        return _extract(question, memory.hits)
 
 
 class QuotingReader(ExtractiveReader):
     """Answer with the value of a note, or a sentence, that a small network takes for the answer (`agent.answer_spans`).
 
-    This is what a `MemoryAgent` answers without a language model, and with one as small as "smol". "How many" counts
-    notes as `ExtractiveReader` does, and a note whose key has a word of the question is taken as there if all entries
-    are notes. A sentence is quoted without the label that says who spoke; to "when" without a date or a clock time in
-    it the answer is the day that it speaks of. The network also says that nothing answers. It learnt that in English:
-    a question without an English stop word is answered if an entry has a word of it.
+    This is what a `MemoryAgent` answers without a language model, and with one as small as "smol". It reads the core
+    memory, too. "How many" counts notes as `ExtractiveReader` does, and a note whose key has a word of the question is
+    taken as there if all entries are notes. A sentence is quoted without the label that says who spoke; to "when"
+    without a date or a clock time in it the answer is the day that it speaks of. The network also says that nothing
+    answers. It learnt that in English: in other languages an entry answers if it has a word of the question.
     """
 
-    def _extract(self, question: str, hits: Iterable[Hit]) -> str:
+    def __init__(self, config: ReaderConfig | None = None) -> None:
+        super().__init__(config)
+        self.name = "quoting"
+
+    def _extract(self, question: str, memory: RetrievedMemory) -> str:
         question_stems, asks_when = _stems(question), question.lower().startswith("when")
-        entries = [hit.entry for hit in _distinct(hits) if not _speaks_of_another(question, hit.entry)]
-        if not entries:
-            return ABSTAIN
+        hits = _distinct(memory.hits)[:MOST_PASSAGES]
+        entries = [hit.entry for hit in hits if not _speaks_of_another(question, hit.entry)]
         noted = _extract_note(question_stems, entries, asks_when=asks_when)
         if noted and None not in (_key_and_value(entry)[0] for entry in entries):
             return noted
+        entries += [MemoryEntry("", "core", line) for line in memory.core.splitlines() if line.strip()]
+        is_english = not _ENGLISH.isdisjoint(_WORD.findall(question.lower()))
+        if not is_english:
+            entries = [entry for entry in entries if question_stems & _stems(entry.content)]
         spans = find_answers(question, [entry.content for entry in entries], order_of(entries))
-        if _STOP.isdisjoint(_WORD.findall(question.lower())):
-            is_held = any(question_stems & _stems(entry.content) for entry in entries)
-        else:
-            is_held = sum(span.chance for span in spans) > 1 - NOTHING
-        if not is_held:
+        if not spans or (is_english and sum(span.chance for span in spans) <= 1 - NOTHING):
             return noted or ABSTAIN
         best = entries[max(range(len(spans)), key=lambda number: spans[number].score)]
         _, value = _key_and_value(best)
@@ -522,8 +525,11 @@ _STOP = frozenset(
 )
 
 
-NOTHING = 0.6
+NOTHING = 0.5
 """Chance that no entry answers from which on a reader abstains."""
+
+_ENGLISH = frozenset(_WORD.findall("what whats who whos whom whose where wheres when which why how does did the my"))
+"""Words of English questions that questions of other languages hardly have ("was" is German, too)."""
 
 
 def _stems(text: str) -> set[str]:
@@ -645,8 +651,9 @@ def default_reader(policy: Policy, config: AgentConfig, reader: ReaderConfig | N
         if reader is not None:
             raise ConfigError(f"reader: {policy.name} follows rules and cannot be prompted: leave its settings out")
         return QuotingReader()
-    if reader is None and isinstance(policy, TrainedPolicy) and policy.quotes:
-        return QuotingReader()
+    is_kept = reader is None or reader.model_fields_set <= {"k", "conflicts"}
+    if is_kept and isinstance(policy, TrainedPolicy) and policy.quotes:
+        return QuotingReader(reader)
     settings = reader or ReaderConfig(kind="policy")
     if "prompt" not in settings.model_fields_set:
         settings = settings.model_copy(update={"prompt": reader_style(config.prompt)})

@@ -163,7 +163,7 @@ def ask(
 
     Args:
         k: Entries that the reader sees.
-        policy: The model that answers (default: an extractive reader without a model).
+        policy: The model that answers (default: sentences of the memory are quoted, without a model).
         settings: A key of ReaderConfig, as in a run's reader: max_new_tokens, thinking_tokens ...; repeat for more.
 
     Raises:

@@ -260,7 +260,7 @@ class ReaderConfig(ChatConfig):
 
     kind: Literal["extractive", "copy", "policy", "agentic", "full-memory"] = Field(
         default="extractive",
-        description="who answers: a rule over `name: value` notes, a rule that copies words, or a policy: from one "
+        description="who answers: a rule over `name: value` notes, a network that copies words, or a policy: from one "
         "search, after further searches of its own (agentic), or from all entries that fit (full-memory)",
     )
     policy: str | None = Field(

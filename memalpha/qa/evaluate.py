@@ -239,7 +239,7 @@ def evaluate(
             and embedder; the store itself is not touched.
         tasks: Tasks with chunks and questions.
         reader: A reader, "extractive", or a policy's name. Default: the agent's reader, else the policy itself, or the
-            extractive reader for a scripted policy.
+            quoting reader for a scripted policy and for `smol`.
         config: Prompts, tools and embedder of the writer. Default: the agent's, or the prompt style of the policy.
         reward: Reward preset and metric.
         count_tokens: Counts tokens of memory and conversation; use the same for all compared systems.

@@ -86,7 +86,7 @@ def with_default_reader(config: EvalConfig, tasks: Sequence[Task]) -> tuple[Eval
     """Choose reader and metric of an evaluation on a task file that names none.
 
     The extractive reader finds the values of notes and nothing else, and `exact` refuses other words for the same. Over
-    sentences the reader copies words of the best passage, and `f1` counts the words in common.
+    sentences the reader copies words of the passage that answers, and `f1` counts the words in common.
 
     Args:
         config: The evaluation.

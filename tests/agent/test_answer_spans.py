@@ -12,8 +12,10 @@ from make_answer_spans import Batch, Example, Network, Passage, Row
 from memories import working_memory
 
 from memalpha.agent import answer_spans
-from memalpha.agent.answer_spans import LONGEST, best_span, find_answers
-from memalpha.agent.reader import QuotingReader
+from memalpha.agent.answer_spans import LONGEST, WINDOW, best_span, find_answers, order_of
+from memalpha.agent.copying_reader import copy_answer
+from memalpha.agent.reader import QuotingReader, RetrievedMemory
+from memalpha.types import MemoryEntry
 
 
 @given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1, max_size=40))
@@ -86,6 +88,47 @@ def test_a_memory_without_a_language_model_answers_in_other_words():
         (said, "What makes Rex itch?", "Rex mustn't have chicken, it makes him itch."),
         (said, "Which car do I drive?", "unknown"),
         (working_memory(), "Where do I live?", "unknown"),
+        (
+            working_memory("city: Oslo", "I moved to Rome last week."),
+            "When did I move to Rome?",
+            "the week before 2 May 2024",
+        ),
     ):
         (answer,) = QuotingReader().answer([(question, memory)])
         assert (answer.text, answer.abstained) == (right, right == "unknown")
+
+
+def test_the_core_memory_is_read():
+    core = "The user's name is Ana and she lives in Porto."
+    (answer,) = QuotingReader().answer([("Where does the user live?", RetrievedMemory((), core))])
+    assert answer.text == "The user's name is Ana and she lives in Porto." and not answer.abstained
+
+
+def test_a_question_without_english_words_is_answered_by_an_entry_with_a_word_of_it():
+    memory = working_memory("Die Miete kostet 640 Euro.", "Mein Hund heißt Bello.")
+    texts = [answer.text for answer in QuotingReader().answer([("Hund?", memory), ("Katze?", memory)])]
+    assert texts == ["Mein Hund heißt Bello.", "unknown"]
+
+
+def test_the_newest_of_two_values_is_read():
+    entries = [
+        MemoryEntry(str(at), "semantic", f"I live in {city}", valid_from=at) for at, city in ((1, "Rome"), (9, "Oslo"))
+    ]
+    assert order_of(entries) == [0.0, 1.0] and order_of(entries[::-1]) == [1.0, 0.0] and order_of(entries[:1]) == [0.0]
+    for shown in (entries, entries[::-1]):
+        assert copy_answer("Where do I live now?", shown) == "Oslo"
+
+
+def test_an_answer_on_the_border_of_two_parts_is_whole_and_counted_once():
+    for words in range(WINDOW - LONGEST - 5, WINDOW + 5, 3):
+        text = f"{'nothing ' * words}. The dog is called Baron von Wuffington. {'nothing ' * 200}"
+        (span,) = find_answers("What is the name of the dog?", [text])
+        assert "Wuffington" in span.text and "Baron" in span.text and 0 < span.chance <= 1
+
+
+def test_of_very_long_passages_the_parts_that_share_words_are_read():
+    filler = "Nothing of that kind was said there. " * 2_500
+    passages = [filler, f"{filler}The dog's name is Rex. {filler}", filler]
+    spans = find_answers("What is the name of the dog?", passages)
+    assert "Rex" in max(spans, key=lambda span: span.score).text
+    assert len(find_answers("name " * 5_000, ["x" * 10**6])) == 1

@@ -216,7 +216,7 @@ class MemoryService:
             policy: The writer; it also answers questions. None needs `read_only`.
             chunk_size: Maximum characters that the policy reads at once; a chunk and the memory view must fit its
                 context window.
-            read_only: Refuse writes. Without a policy, an extractive reader answers questions.
+            read_only: Refuse writes. Without a policy, `QuotingReader` answers questions.
             config: Sizes of the writer's prompts and the user's instructions.
             reader: Settings of the policy as a reader.
             trust: Rule of what a speaker may change; None lets all pass.
