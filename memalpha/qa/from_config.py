@@ -77,7 +77,10 @@ class UnfinishedEvaluation:
         self._provenance = json.loads(json.dumps(provenance))
         self.reports: dict[str, Report] = {}
         marker = parse_json_or_none(self._path.read_bytes()) if self._path.is_file() else None
-        if isinstance(marker, dict) and marker.get("provenance") == self._provenance:
+        previous = marker.get("provenance") if isinstance(marker, dict) else None
+        if isinstance(previous, dict):
+            previous.pop("data_sha256", None)  # of earlier checkouts: the tasks have a digest of their own
+        if previous == self._provenance:
             names = [name for name in marker.get("finished", ()) if name in systems]
             try:
                 self.reports = {name: Report.load(folder.parent, name) for name in names}
@@ -86,6 +89,9 @@ class UnfinishedEvaluation:
                     f"{folder} holds an interrupted evaluation that cannot be read ({error}): remove {self._path} to "
                     "begin again"
                 ) from error
+        elif self._path.is_file():
+            note = "is of other settings, tasks or versions: every system is evaluated anew"
+            print(f"note: the interrupted evaluation in {folder} {note}", file=sys.stderr)
         self._write()
 
     def add(self, report: Report) -> None:

@@ -123,14 +123,23 @@ def test_a_local_model_goes_on_within_a_system(settings, tmp_path, monkeypatch):
     assert not list(replies.parent.glob(f"{REPLIES}*")), "removed with the mark"
 
 
-def test_another_configuration_or_other_tasks_begin_again(settings, tmp_path, monkeypatch):
+@pytest.mark.parametrize("metric", ["f1", None])
+def test_another_configuration_begins_again_with_a_note_and_an_earlier_checkout_resumes(
+    settings, tmp_path, monkeypatch, capsys, metric
+):
     FAULT.append(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         run_evaluation(settings())
+    assert "interrupted" not in capsys.readouterr().err
     FAULT.clear()
+    marker = tmp_path / "run" / "eval" / MARKER
+    fields = json.loads(marker.read_text())
+    fields["provenance"]["data_sha256"] = {"tasks.jsonl": "0"}  # an earlier checkout wrote it
+    marker.write_text(json.dumps(fields))
     names = evaluated_systems(monkeypatch)
-    run_evaluation(settings(metric="f1"))
-    assert names[0] == "rag"
+    run_evaluation(settings() if metric is None else settings(metric=metric))
+    assert ("rag" in names) == (metric is not None)
+    assert ("note: the interrupted evaluation" in capsys.readouterr().err) == (metric is not None)
 
 
 def test_a_damaged_report_is_named(settings, tmp_path):
