@@ -247,7 +247,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     Raises:
         DataError: the file cannot be read, or is empty.
     """
-    from memalpha.tasks.load import load_tasks
+    from memalpha.tasks.load import holds_tasks, load_tasks
 
     check_timestamp(timestamp)
     if file.is_dir():
@@ -262,7 +262,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
             return [chunk for task in tasks for chunk in task.chunks]
     if suffix in (".json", ".jsonl") and is_message_file(file):
         return load_messages(file, timestamp=timestamp, size=size, exact_times=exact_times)
-    if suffix in (".json", ".jsonl", ".ndjson", ".csv", ".tsv"):
+    if suffix in (".json", ".jsonl", ".ndjson", ".csv", ".tsv") and holds_tasks(file):
         tasks = load_tasks(file)
         if len(tasks) > 1:
             number = f"{len(tasks)} conversations"

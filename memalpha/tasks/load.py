@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from memalpha.tasks.formats.chats import NO_CHAT, is_chat_folder, load_chat_fold
 from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.files import check_selection
 from memalpha.tasks.formats.jsonl import check_tasks, from_dataset, load_jsonl, save_jsonl
-from memalpha.text_files import read_text
+from memalpha.text_files import parse_json_or_none, read_text, split_json_items
 from memalpha.types import Task
 
 if TYPE_CHECKING:
@@ -99,6 +100,22 @@ def load_tasks(
             raise DataError(f"{path}:1: {NO_CHAT}" if read_text(path).strip() else f"{path}: is empty")
         tasks = load_csv(path) if suffix in TABLES or path.is_dir() else load_jsonl(path)
     return tasks[:limit]
+
+
+def holds_tasks(path: Path) -> bool:
+    """Return False for a table or log without a column or field of tasks or messages: `memalpha read` takes the text.
+
+    Raises:
+        DataError: The file cannot be read.
+    """
+    if path.suffix.lower() in TABLES:
+        header = read_text(path).partition("\n")[0]
+        return not {"question", "context", "text"}.isdisjoint(name.strip(' "') for name in re.split("[,;\t]", header))
+    if path.suffix.lower() != ".ndjson":
+        return True
+    items = split_json_items(read_text(path).encode(), str(path))
+    first = parse_json_or_none(items[0][1]) if items else None
+    return not isinstance(first, dict) or not {"chunks", "role", "content"}.isdisjoint(first)
 
 
 def _as_dataset(value: Any) -> Dataset | None:

@@ -9,7 +9,7 @@ import pytest
 
 from memalpha import MemoryStore, load_tasks
 from memalpha.cli.options import read_chunks
-from memalpha.errors import PromptTooLong
+from memalpha.errors import DataError, PromptTooLong
 from memalpha.policy.chat.text import format_call
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.types import Completion
@@ -79,6 +79,37 @@ def test_endings_in_any_case_are_read_alike(tmp_path: Path, name: str, text: str
     (tmp_path / name).write_text(text, encoding="utf-8")
     (chunk,), (task,) = read_chunks(tmp_path / name, None), load_tasks(tmp_path / name)
     assert chunk.render() == task.chunks[0].render() == "Ana: I moved."
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("contacts.csv", "name,phone\nAna,123"),
+        ("contacts.tsv", "name\tphone\nAna\t123"),
+        ("log.ndjson", '{"level": "info", "msg": "started"}\n{"level": "info"}'),
+    ],
+)
+def test_tables_and_logs_without_tasks_are_read_as_text(tmp_path: Path, name: str, text: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    assert [chunk.text for chunk in read_chunks(tmp_path / name, None)] == [text]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"),
+    [
+        ("a.json", '[{"content": "x"}, {"role": "user", "content": "y"}]', r"messages\[0\]\.role: is missing"),
+        ("a.json", "[]", "no message has words"),
+        ("a.json", '{"messages": []}', "no message has words"),
+        ("a.csv", "question,note\nWho?,x\n", "no column 'context'"),
+        ("a.tsv", "text\tspeaker\nHi\tAna\n", "no column 'question'.*chunks.csv"),
+        ("a.ndjson", '{"id": "a", "chunks": []}', "chunks"),
+    ],
+)
+def test_damaged_tasks_and_messages_are_named(tmp_path: Path, name: str, text: str, problem: str) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    for read in (load_tasks, lambda path: read_chunks(path, None)):
+        with pytest.raises(DataError, match=problem):
+            read(tmp_path / name)
 
 
 def test_read_prints_a_lone_surrogate(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def load_messages(
 
 
 def is_message_file(path: Path) -> bool:
-    """Return True if the first item of a file is a chat message: an object with `role` and without `chunks`."""
+    """Return True for no items, or if the first is a message: an object with `role` or `content`, not `chunks`."""
     try:
         if path.suffix.lower() == ".jsonl":
             with open_text(path) as file:
@@ -120,10 +120,12 @@ def is_message_file(path: Path) -> bool:
         else:
             value = parse_json_or_none(read_text(path))
             messages = value.get("messages") if isinstance(value, dict) else value
+            if messages == []:
+                return True
             first = messages[0] if is_messages(messages) else None
     except (DataError, UnicodeError):  # a pipe, or no text
         return False
-    return isinstance(first, dict) and "role" in first and "chunks" not in first
+    return isinstance(first, dict) and not {"role", "content"}.isdisjoint(first) and "chunks" not in first
 
 
 def pack_days(
