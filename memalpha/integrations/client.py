@@ -135,7 +135,9 @@ class _Request:
             retry_after = float(wait) if wait.isdecimal() else None
             error_class = EntryNotFound if code == "unknown_id" else _ERRORS.get(response.status_code, ClientError)
             if response.status_code == 404 and error_class is ClientError:
-                message += f": {response.url} is no route of a memalpha server: is its address right?"
+                url = response.url  # its host, without a password
+                where = f"{self.verb} {url.path} of {url.netloc.decode()}"
+                message += f": {where} is no route of a memalpha server: is its address right?"
             raise error_class(message, code=code, status=response.status_code, retry_after=retry_after)
         try:
             # Not `validate_json`, which refuses halves of surrogate pairs in metadata.

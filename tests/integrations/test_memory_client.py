@@ -163,6 +163,14 @@ def test_half_of_a_surrogate_pair_in_metadata_is_read() -> None:
         assert memory.get("a") == entry
 
 
+def test_no_error_shows_a_password_of_the_address():
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(404, text="nope"))
+    memory = MemoryClient("http://user:secretpw@host:81/app", transport=transport)
+    with memory, pytest.raises(ClientError, match=r"GET /app/v1/entries/x of host:81 is no route") as error:
+        memory.get("x")
+    assert "secretpw" not in str(error.value)
+
+
 def test_refusals_have_types_and_no_secret(served: Served) -> None:
     for key, namespace, kind, code in (
         (None, None, NotAuthorized, "unauthorized"),
