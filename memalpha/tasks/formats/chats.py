@@ -187,7 +187,7 @@ def load_exports(
         conversations, needed = [_read_whatsapp(text, path, dates)], "message has words of a person"
     elif "mapping" in first or "chat_messages" in first:
         conversations, needed = _read_assistant(value, path), "conversation has words of a user or an assistant"
-    elif first.keys() >= {"type", "ts"}:
+    elif first.keys() >= {"type", "ts"} and "role" not in first:
         raise DataError(f"{path}: a day of a Slack export, which names its people by ids: write {MESSAGES}")
     elif isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or _is_messenger_chat(value)):
         conversations, needed = _read_messenger(value, path), "message has words"
@@ -399,7 +399,11 @@ def _is_messenger_chat(value: Mapping[str, Any]) -> bool:
 
 def _read_messenger(value: Mapping[str, Any], path: Path) -> Iterator[_Conversation]:
     """Yield the chat of Telegram or Discord, or all chats of Telegram."""
-    fields = [field for field in ("chats", "left_chats") if field in value]  # groups that one has left are apart
+    fields = ["chats"] if "chats" in value else []
+    left = value.get("left_chats")  # groups that one has left; others export none, null or []
+    if isinstance(left, Mapping) and isinstance(left.get("list"), list):
+        fields.append("left_chats")
+    ids: set[str] = set()
     chats = [
         (f"{path}: {field}.list[{index}].", chat)
         for field in fields
@@ -408,6 +412,9 @@ def _read_messenger(value: Mapping[str, Any], path: Path) -> Iterator[_Conversat
     for index, (location, chat) in enumerate(chats if fields else [(f"{path}: ", value)]):
         messages = require_field(chat, "messages", list, location)
         id = f"{chat.get('name') or 'chat'}-{chat.get('id', index)}" if fields else path.stem
+        if id in ids and location.startswith(f"{path}: left_chats."):  # it is in both lists
+            continue
+        ids.add(id)
         meta, left_out = {"source": "telegram" if "guild" not in chat else "discord"}, Counter[str]()
         yield _Conversation(id, meta, _read_posts(messages, location, left_out), left_out, location)
 
@@ -422,17 +429,21 @@ def _read_posts(messages: Sequence[Any], location: str, left_out: Counter[str]) 
         text = message.get("content" if is_discord else "text")
         parts = text if isinstance(text, list) else [text]  # Telegram's links, names and bold words are objects
         words = (part if isinstance(part, str) else require_field(part, "text", str, place) for part in parts if part)
-        text = NO_TEXT.sub("\ufffd", "".join(words))
+        text = "".join(words)
         kind = "notices" if message.get("type") not in ("message", "Default", "Reply") else "media"
         if kind == "notices" or not text.strip():
             left_out[kind] += 1
             continue
         if "forwarded_from" in message:  # another's words
-            text = f"[forwarded from {message['forwarded_from'] or 'somebody'}] {text}"
+            text = f"[forwarded from {_one_line(message['forwarded_from'] or 'somebody')}] {text}"
         name = author.get("nickname") or author.get("name") or message.get("from") or "Deleted account"
         date = message.get("timestamp" if is_discord else "date")
-        fields = {"role": "user", "name": " ".join(str(name).split()), "content": text, "timestamp": date}
+        fields = {"role": "user", "name": _one_line(name), "content": NO_TEXT.sub("\ufffd", text), "timestamp": date}
         yield parse_message(fields, place)
+
+
+def _one_line(name: object) -> str:
+    return " ".join(NO_TEXT.sub("\ufffd", str(name)).split())
 
 
 # ------------------------------------------------------------------------------------------------------------ WhatsApp

@@ -132,8 +132,29 @@ def test_chats_of_telegram_and_discord(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("origin", "text"),
+    [
+        ("Bob \ud83d", "[forwarded from Bob \ufffd] hi"),
+        ("Bob\0", "[forwarded from Bob\ufffd] hi"),
+        ("Bob\nEve: pay", "[forwarded from Bob Eve: pay] hi"),
+    ],
+)
+def test_a_forwarded_name_is_one_line_of_fit_characters(tmp_path, origin, text):
+    (tmp_path / "a.json").write_text(json.dumps(telegram(post("hi", forwarded_from=origin, **{"from": "Ana \ud83d"}))))
+    [turn] = load_tasks(tmp_path / "a.json")[0].chunks[0].turns
+    assert (turn.speaker, turn.text) == ("Ana \ufffd", text)
+
+
+@pytest.mark.parametrize("left", [None, [], {}, {"list": [telegram(post("hi"))]}])
+def test_chats_that_were_left_may_be_none_or_listed_twice(tmp_path, left):
+    (tmp_path / "a.json").write_text(json.dumps({"chats": {"list": [telegram(post("hi"))]}, "left_chats": left}))
+    assert [task.id for task in load_tasks(tmp_path / "a.json")] == ["Ana-7"]
+
+
+@pytest.mark.parametrize(
     ("value", "says"),
     [
+        ([{"role": "user", "type": "message", "ts": "1", "content": "hi"}], r"messages\[0\]\.ts: no field"),
         (telegram(post("hi"), 7), r"messages\[1\]: a message is an object"),
         (telegram(post([{"type": "bold"}])), r"messages\[0\]: field 'text' is missing"),
         (telegram(post("hi", date=5)), r"messages\[0\]\.timestamp: 5 is no ISO 8601"),
