@@ -18,13 +18,16 @@ are split.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import TaskBuilder
 from memalpha.tasks.formats.files import iter_csv_rows
+from memalpha.text_files import parse_json_or_none
 from memalpha.types import Question, SpeakerTurn, Task, is_iso_time
 
 _CHUNK_COLUMNS = ("task", "chunk", "text", "speaker", "turn", "timestamp")
@@ -139,7 +142,7 @@ def _question(row: Mapping[str, str], location: str, number: int) -> Question:
         raise DataError(f"{location}: a column 'answer', or one 'answers' with | between them, is needed; not both")
     if not row["question"].strip():
         raise DataError(f"{location}: question: empty")
-    if (listed := row.get("answers", "").strip()).startswith("[") and listed.endswith("]"):
+    if _is_printed_list(listed := row.get("answers", "").strip()):
         raise DataError(f"{location}: answers: {listed} is a printed list: write its values with | between them")
     answer = row.get("answer", "").strip()
     own_columns = (*_QUESTION_COLUMNS, *_ONE_TABLE, "")
@@ -150,6 +153,15 @@ def _question(row: Mapping[str, str], location: str, number: int) -> Question:
         category=row.get("category", "").strip() or None,
         meta={name: value for name, value in row.items() if name not in own_columns},
     )
+
+
+def _is_printed_list(text: str) -> bool:
+    """Return True for a list in the syntax of Python or JSON, which `|` does not separate."""
+    if not text.startswith("[") or "|" in text:
+        return False
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return isinstance(ast.literal_eval(text), list)
+    return isinstance(parse_json_or_none(text), list)
 
 
 def _split_values(text: str) -> list[str]:

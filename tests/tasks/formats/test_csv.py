@@ -84,6 +84,12 @@ def test_messages_need_no_questions(tmp_path, name):
     assert not any(task.questions for task in tasks)
 
 
+@pytest.mark.parametrize(("cell", "answers"), [("[a]|[b]", ("[a]", "[b]")), ("[REDACTED]", ("[REDACTED]",))])
+def test_answers_in_brackets_are_no_printed_list(tmp_path, cell, answers):
+    write(tmp_path / "a.csv", f"context,question,answers\nx,Who?,{cell}\n")
+    assert load_tasks(tmp_path / "a.csv")[0].questions[0].answers == answers
+
+
 X, ASK = "text\nx\n", "question,answer\nWho?,a\n"
 
 
@@ -96,6 +102,7 @@ X, ASK = "text\nx\n", "question,answer\nWho?,a\n"
         ("text\nx\0y\n", ASK, r"chunks\.csv:2: holds a NUL character"),
         (X, "question,answer,answers\nWho?,a,b\n", "not both"),
         (X, "question,answers\nWho?,\"['a', 'b']\"\n", r"csv:2: answers: \['a', 'b'\] is a printed list: .* \|"),
+        (X, "question,answers\nWho?,[true]\n", r"csv:2: answers: \[true\] is a printed list"),
         (X, "question,answer\n", r"questions\.csv: no row below its header"),
         (X, "question,answer\nWho?,a,b\n", r"questions\.csv:2: 3 fields, where the header has 2"),
         (X, 'question,answer\nWho?,"a\n', r"questions\.csv:2: not CSV"),
