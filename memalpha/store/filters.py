@@ -20,7 +20,6 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
 from operator import ge, gt, le, lt
 from typing import Any
 
@@ -114,16 +113,43 @@ def parse_filter(where: Where, *, category: str | None = None) -> Filter | None:
     return _conjunction(parts) if parts else None
 
 
-def check_erased_fields(where: Where) -> None:
+def check_erased_fields(where: Where, *, is_negated: bool = False) -> None:
     """Refuse a filter of an erasure that wants None of a field: a variable without a value holds for many entries."""
     for field, value in (where or {}).items():
         if field in COMBINATIONS:
             for part in [value] if field == "$not" else value:
-                check_erased_fields(part)
-        elif None in ([value.get("$eq", 0), *value.get("$in", ())] if isinstance(value, Mapping) else [value]):
+                check_erased_fields(part, is_negated=is_negated != (field == "$not"))
+        elif _wants_none(value, is_negated):
             raise InvalidArgument(
                 f'erase: {field} is None: use {{{json.dumps(field)}: {{"$exists": false}}}} to erase what lacks it'
             )
+
+
+def _wants_none(value: Any, is_negated: bool) -> bool:
+    """Return True if a condition names None: `$eq` and `$in` always, `$ne` and `$nin` under a negation."""
+    if not isinstance(value, Mapping):
+        return value is None
+    operands = [value.get("$eq", 0), *value.get("$in", ())]
+    operands += [value.get("$ne", 0), *value.get("$nin", ())] * is_negated
+    return None in operands or _wants_none(value.get("$not", 0), not is_negated)
+
+
+def holds_for_all(entry_filter: Filter | None) -> bool:
+    """Return True if a filter holds whatever the entry: it has no condition, or negates one that never holds."""
+    return entry_filter is None or _constant(entry_filter) is True
+
+
+def _constant(entry_filter: Filter) -> bool | None:
+    """Return what a filter says of every entry; None if that depends on the entry."""
+    if isinstance(entry_filter, Condition):
+        return False if entry_filter.operator == "$in" and not entry_filter.operand else None
+    if isinstance(entry_filter, Not):
+        verdict = _constant(entry_filter.part)
+        return None if verdict is None else not verdict
+    verdicts = {_constant(part) for part in entry_filter.parts}
+    if entry_filter.is_any in verdicts:
+        return entry_filter.is_any
+    return None if None in verdicts else not entry_filter.is_any
 
 
 def field_value(entry: MemoryEntry, field: str) -> Any:
@@ -198,11 +224,8 @@ def _parse_mapping(where: object, depth: int) -> tuple[Filter, ...]:
         elif key in COMBINATIONS:
             if not isinstance(value, list | tuple) or not value:
                 raise StoreError(f"where: {key} needs a list of at least one mapping, not {brief_repr(value)}")
-            options = [_parse_mapping(item, depth + 1) for item in value]
-            if key == "$and":
-                parts += chain(*options)
-            elif all(options):  # else one of them holds for everything
-                parts.append(Combination(tuple(map(_conjunction, options)), is_any=True))
+            options = tuple(_conjunction(_parse_mapping(item, depth + 1)) for item in value)
+            parts.append(_conjunction(options) if key == "$and" else Combination(options, is_any=True))
         elif key in COMPARISONS:
             raise StoreError(f'where: {key} stands without a field: {{"field": {{"{key}": value}}}}')
         else:
@@ -218,6 +241,8 @@ def _parse_field(field: str, value: Any, depth: int) -> Iterable[Filter]:
         if operator == "$not":
             if depth >= _MAX_DEPTH:
                 raise StoreError(f"where: nested deeper than {_MAX_DEPTH} levels")
+            if operand == {}:
+                raise StoreError(f"where: {brief_repr(field)} $not: a value or a comparison is needed, not {{}}")
             yield Not(_conjunction(tuple(_parse_field(field, operand, depth + 1))))
             continue
         if operator not in COMPARISONS:
@@ -231,8 +256,6 @@ def _parse_field(field: str, value: Any, depth: int) -> Iterable[Filter]:
             yield Condition(field, "$ne" if operand else "$eq", None)
             continue
         operand = _json_operand(location, operand)
-        if operator == "$nin" and not operand:  # holds for everything
-            continue
         if field in FILTERED and operator != "$contains":
             for value in operand if operator in ("$in", "$nin") else [operand]:
                 _check_own(location, field, value, is_bound=operator in ORDER)

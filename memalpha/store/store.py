@@ -63,7 +63,7 @@ from memalpha.store.fields import (
     prefix_errors,
     validate_facts,
 )
-from memalpha.store.filters import Filter, Where, check_erased_fields, filter_fields, negated_fields
+from memalpha.store.filters import Filter, Where, check_erased_fields, filter_fields, holds_for_all, negated_fields
 from memalpha.store.history import Diff, Revert, revert
 from memalpha.store.io.jsonl import import_lines, read_jsonl, write_jsonl
 from memalpha.store.memory import Memory, html_table, refuse_other_keywords
@@ -692,8 +692,8 @@ class MemoryStore(Memory):
         """
         if isinstance(ids, str) or (ids is None) == (category is None and where is None):
             raise StoreError("delete_many: give either a list of ids, or a category or filter of the entries to end")
-        if ids is None and self._filter(category, where) is None:
-            raise StoreError("delete_many: where is empty, so it holds for everything: give a category or ids")
+        if ids is None and holds_for_all(self._filter(category, where)):
+            raise StoreError("delete_many: where holds for everything: give a category or ids")
         ids = None if ids is None else check_texts("ids", ids)
         with self._transaction(write=True):
             if ids is None:
@@ -910,8 +910,8 @@ class MemoryStore(Memory):
         check_texts("ids", ids)
         entry_filter = self._filter(None, where)
         check_erased_fields(where)
-        if where is not None and entry_filter is None:
-            raise StoreError("erase: where is empty, so it holds for everything: erase_all() erases a namespace")
+        if where is not None and holds_for_all(entry_filter):
+            raise StoreError("erase: where holds for everything: erase_all() erases a namespace")
         others = sorted({*self.namespaces()} - {self.rows.name})
         forks: list[str] = []
         for start in range(0, len(others), _SHOWN_NAMESPACES):

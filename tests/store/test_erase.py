@@ -179,6 +179,11 @@ def test_erase_where_names_forks_and_refuses_what_holds_for_everything() -> None
         ({"user": {"$eq": None}, "source": "test"}, "user is None"),
         ({"$and": [{"source": "test"}, {"user": None}]}, "user is None"),
         ({"$not": {"user": {"$in": ["ana", None]}}}, "user is None"),
+        ({"$not": {"user": {"$ne": None}}}, "user is None"),
+        ({"user": {"$not": {"$ne": None}}}, "user is None"),
+        ({"user": {"$not": {"$not": {"$in": [None]}}}}, "user is None"),
+        ({"user": {"$not": {"$nin": [None, "ana"]}, "$ne": "bo"}}, "user is None"),
+        ({"user": {"$eq": None, "$not": {"$eq": "bo"}}}, "user is None"),
         ({"usr": {"$ne": "ana"}}, "no live entry has the field 'usr'"),
         ({"usr": {"$nin": ["ana"]}}, "no live entry has the field 'usr'"),
         ({"$not": {"usr": "ana"}, "source": "test"}, "no live entry has the field 'usr'"),
@@ -193,6 +198,26 @@ def test_an_erasure_by_what_entries_lack_is_refused(where: dict[str, Any], messa
     assert len(store.list()) == 3
     assert len(store.erase(where={"user": {"$ne": "ana"}}).ids) == 2
     assert store.erase(where={"user": {"$exists": False}}).ids == ()
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"category": {"$not": {"$in": []}}},
+        {"$not": {"user": {"$in": []}}},
+        {"$not": {"$not": {}}},
+        {"$not": {"$or": [{"user": {"$in": []}}, {"$not": {}}]}},
+        {"user": {"$not": {}}},
+    ],
+)
+def test_negations_that_hold_for_everything_are_refused(where: dict[str, Any]) -> None:
+    store = new()
+    store.add("Ana lives in Porto.", metadata={"user": "ana"})
+    for end in (store.erase, store.delete_many):
+        with pytest.raises(StoreError, match="where"):
+            end(where=where)
+    assert len(store.list()) == 1
+    assert store.erase(where={"$not": {}}).ids == () and len(store.erase(where={"user": {"$ne": None}}).ids) == 1
 
 
 @pytest.mark.sqlite

@@ -30,8 +30,7 @@ def conditions(name: str) -> st.SearchStrategy:
         st.tuples(st.sampled_from(["$eq", "$ne"]), operand)
         | st.tuples(st.just("$contains"), values)
         | st.tuples(order, bounds.get(name, operand))
-        | st.tuples(st.just("$in"), st.lists(operand, max_size=3))
-        | st.tuples(st.just("$nin"), st.lists(operand, min_size=1, max_size=3))  # without any it is no filter
+        | st.tuples(st.sampled_from(["$in", "$nin"]), st.lists(operand, max_size=3))
         | st.tuples(st.just("$exists"), st.booleans())
     )
     operators = st.lists(comparison, min_size=1, max_size=2).map(dict)
