@@ -227,8 +227,11 @@ class _Spread(NamedTuple):
 @lru_cache(maxsize=2)
 def _resample_counts(clusters: int, seed: int, resamples: int) -> np.ndarray:
     """Return the count of each cluster in each resample [R, C]; cached, since a comparison repeats the call."""
-    draws = np.random.default_rng(seed).multinomial(clusters, [1 / clusters] * clusters, size=resamples)
-    return draws.astype(np.uint8)  # a count above 255 will not be seen
+    rng, odds = np.random.default_rng(seed), [1 / clusters] * clusters
+    draws = np.empty((resamples, clusters), np.uint8)  # a count above 255 will not be seen
+    for block in np.split(draws, range(_BLOCK, resamples, _BLOCK)):  # a draw takes eight times the memory
+        block[:] = rng.multinomial(clusters, odds, size=len(block))
+    return draws
 
 
 def _means(sums: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -2,8 +2,10 @@
 
 import itertools
 import random
+import tracemalloc
 from statistics import mean, stdev
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,3 +121,12 @@ def test_seeds():
     assert stats.mean_and_deviation([0.5]) == (0.5, None)
     values = [0.5, 0.7, 0.9, 0.4]
     assert stats.mean_and_deviation(values) == (pytest.approx(mean(values)), pytest.approx(stdev(values)))
+
+
+def test_resamples_are_drawn_in_blocks_of_the_same_counts():
+    tracemalloc.start()
+    counts = stats._resample_counts(800, 3, 5_500)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert counts.dtype == np.uint8 and peak < 3 * counts.nbytes
+    assert (counts == np.random.default_rng(3).multinomial(800, [1 / 800] * 800, size=5_500)).all()
