@@ -28,7 +28,7 @@ from memalpha.arguments import brief_repr, check_count, check_flag, check_functi
 from memalpha.config import AgentConfig, TrustConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.forks import ForkAware
-from memalpha.policy.base import Policy, TrainedPolicy, count_checked, sample_checked, trained_sizes
+from memalpha.policy.base import Policy, QuotingPolicy, count_checked, sample_checked, trained_sizes
 from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ignores_memory
 from memalpha.store.fields import check_text, check_timestamp, validate_fields
@@ -156,7 +156,7 @@ class MemoryAgent(ForkAware):
         check_style(self.config, store.schema)
         self.tools = load_tools(self.config.tools)
         self.reader = reader or default_reader(self.policy, self.config)
-        self._quotes = isinstance(self.policy, TrainedPolicy) and self.policy.quotes
+        self._quotes = isinstance(self.policy, QuotingPolicy) and self.policy.quotes
         self.chunks_read = 0
         chunk_tokens = trained_sizes(self.policy).get("chunk_tokens", MAX_CHUNK_CHARACTERS // 4)
         self._chunk_characters = min(4 * chunk_tokens, MAX_CHUNK_CHARACTERS)

@@ -30,7 +30,7 @@ from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.base import (
     Policy,
-    TrainedPolicy,
+    QuotingPolicy,
     count_checked,
     reader_style,
     sample_checked,
@@ -652,7 +652,7 @@ def default_reader(policy: Policy, config: AgentConfig, reader: ReaderConfig | N
             raise ConfigError(f"reader: {policy.name} follows rules and cannot be prompted: leave its settings out")
         return QuotingReader()
     is_kept = reader is None or reader.model_fields_set <= {"k", "conflicts"}
-    if is_kept and isinstance(policy, TrainedPolicy) and policy.quotes:
+    if is_kept and isinstance(policy, QuotingPolicy) and policy.quotes:
         return QuotingReader(reader)
     settings = reader or ReaderConfig(kind="policy")
     if "prompt" not in settings.model_fields_set:

@@ -106,17 +106,23 @@ class StyledPolicy(Protocol):
 
 
 @runtime_checkable
-class TrainedPolicy(Protocol):
-    """Policy that was trained on rows of one kind.
-
-    Attributes:
-        form: Form of its calls (`AgentConfig.form`).
-        sizes: Tokens by the name of a setting.
-        quotes: True if `MemoryAgent` writes its entries in the words of what it read.
-    """
+class FormedPolicy(Protocol):
+    """Policy that was trained on calls of one form (`AgentConfig.form`)."""
 
     form: str
+
+
+@runtime_checkable
+class SizedPolicy(Protocol):
+    """Policy that was trained on rows of some sizes: tokens by the name of a setting."""
+
     sizes: dict[str, int]
+
+
+@runtime_checkable
+class QuotingPolicy(Protocol):
+    """Policy whose entries `MemoryAgent` writes in the words of what it read, if `quotes` is True."""
+
     quotes: bool
 
 
@@ -316,7 +322,7 @@ def with_prompt_style(settings: S, policy: Policy) -> S:
     sizes = {key: value for key, value in trained_sizes(policy).items() if key in type(settings).model_fields}
     values = {
         "prompt": style,
-        "form": policy.form if isinstance(policy, TrainedPolicy) else "native",
+        "form": policy.form if isinstance(policy, FormedPolicy) else "native",
         **sizes,
         **settings.model_dump(exclude_unset=True),
     }
@@ -331,7 +337,7 @@ def with_prompt_style(settings: S, policy: Policy) -> S:
 
 def trained_sizes(policy: Policy) -> dict[str, int]:
     """Return the sizes in tokens that a policy was trained on, by name (`TransformersPolicy.sizes`)."""
-    return policy.sizes if isinstance(policy, TrainedPolicy) else {}
+    return policy.sizes if isinstance(policy, SizedPolicy) else {}
 
 
 def reader_style(style: str) -> Literal["full", "compact"]:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from memalpha import MemoryAgent, MemoryStore
 from memalpha.agent.quoting import NOTE, quote_chunk, show_notes
+from memalpha.agent.reader import QuotingReader
 from memalpha.types import Chunk, Observation, SampleRequest, SpeakerTurn, ToolCall, ViewEntry
 
 VET = "i learned the vet's number by heart, 903 555 0142"
@@ -80,6 +81,18 @@ def test_an_agent_quotes_for_a_policy_that_asks_for_it(quotes, streams):
             assert messages == ["the chunk does not say this"] * quotes and turn.problems == ()
         expected = [VET] if quotes else ["pet age: 903 555 0142", "pet: cat"]
         assert [entry.content for entry in store.list()] == expected
+
+
+@pytest.mark.parametrize("trait", [{"form": "lines"}, {"sizes": {"view_tokens": 64}}, {"quotes": True}])
+def test_each_trait_of_a_policy_counts_without_the_others(trait):
+    policy = FakePolicy(lambda request: "")
+    for name, value in trait.items():
+        setattr(policy, name, value)
+    with MemoryStore.open(":memory:") as store:
+        agent = MemoryAgent(policy, store)
+    assert agent.config.form == trait.get("form", "native")
+    assert (agent.config.view_tokens == 64) == ("sizes" in trait)
+    assert isinstance(agent.reader, QuotingReader) == ("quotes" in trait)
 
 
 def test_the_writer_sees_its_notes_and_their_entries_change():
