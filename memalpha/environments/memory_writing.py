@@ -105,22 +105,26 @@ class MemoryWriting:
         """
         before = [MemoryState.empty(self.schema, unique_contents=True), *trajectory.states[:-1]]
         chunks = trajectory.task.chunks
-        self.embed_views(zip(before, chunks, strict=True))
+        self.embed_views((state, chunk, set()) for state, chunk in zip(before, chunks, strict=True))
         return [
             self.request(WorkingMemory(state, self.embedder), chunk, trajectory.task)
             for state, chunk in zip(before, chunks, strict=True)
         ]
 
-    def embed_views(self, views: Iterable[tuple[MemoryState, Chunk]]) -> None:
+    def embed_views(self, views: Iterable[tuple[MemoryState, Chunk, set[str]]]) -> None:
         """Embed what the views of these memories for these chunks search for and in, and the texts of the categories.
 
         It is one batch; searches find the vectors in the embedder's cache.
+
+        Args:
+            views: Memory, chunk, and the contents whose vectors the memory's index has; new ones are added.
         """
         texts: dict[str, None] = {}
-        for state, chunk in views:
+        for state, chunk, indexed in views:
             if len(state.entries) > self.config.view_recent and self.config.view_related > 0:
-                texts[chunk.render()] = None
-                texts.update(dict.fromkeys(entry.content for entry in state.entries.values()))
+                contents = [entry.content for entry in state.entries.values() if entry.content not in indexed]
+                texts.update(dict.fromkeys([chunk.render(), *contents]))
+                indexed.update(contents)
         if texts:
             self.embedder.encode([*texts, *self.schema.category_texts.values()])
 
@@ -139,6 +143,7 @@ class WritingEpisode:
         self.writing = writing
         self.advice = ""
         self._index = 0
+        self._indexed: set[str] = set()
 
     def reset(self, task: Task) -> SampleRequest:
         """Start with an empty memory and return the prompt of the first chunk."""
@@ -154,7 +159,7 @@ class WritingEpisode:
         """Step several episodes; the texts that their next searches need are embedded in one batch."""
         steps = [episode.apply(reply) for episode, reply in zip(environments, replies, strict=True)]
         going_on = [episode for episode, step in zip(environments, steps, strict=True) if not step.done]
-        environments[0].writing.embed_views((episode.state, episode.chunk) for episode in going_on)
+        environments[0].writing.embed_views((episode.state, episode.chunk, episode._indexed) for episode in going_on)
         return [
             step if step.done else step._replace(observation=episode.request())
             for episode, step in zip(environments, steps, strict=True)
@@ -249,7 +254,7 @@ def roll_out_chunks(
     ]
     for chunk in range(max((len(task.chunks) for task in tasks), default=0)):
         reading = [trunk for trunk in trunks if chunk < len(trunk.task.chunks)]
-        writing.embed_views((trunk.before[chunk], trunk.task.chunks[chunk]) for trunk in reading)
+        writing.embed_views((trunk.before[chunk], trunk.task.chunks[chunk], set()) for trunk in reading)
         requests = []
         for trunk in reading:
             memory = WorkingMemory(trunk.before[chunk], writing.embedder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from tiny import tiny_policy
 
@@ -10,8 +12,9 @@ from memalpha.environments import MemoryWriting, RolloutEngine, Step, memory_eng
 from memalpha.environments.engine import Environment
 from memalpha.errors import RewardError
 from memalpha.policy.base import BatchQueue
+from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.store.embedding import HashEmbedder
+from memalpha.store.embedding import CachedEmbedder, HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic
 from memalpha.types import Chunk, SampleRequest, Task, TextTask
 
@@ -145,3 +148,18 @@ def test_the_texts_of_a_turn_are_embedded_in_one_batch():
     assert len(batches) == searches, "the first chunk finds an empty memory; each later one needs one batch"
     last_searched = [group.trajectories[0].states[-2].entries.values() for group in groups]
     assert {entry.content for entries in last_searched for entry in entries} <= seen
+
+
+def test_a_cache_smaller_than_the_memories_embeds_no_text_again():
+    class Counting(HashEmbedder):
+        def encode(self, texts):
+            embedded.extend(texts)
+            return super().encode(texts)
+
+    embedded: list[str] = []
+    chunks = [Chunk(text=f"Bo's code number {index} is {index * 37}.", index=index) for index in range(30)]
+    agent = AgentConfig(embedder="hash", view_recent=2, view_related=3)
+    engine = memory_engine(load_policy("add_all"), agent, CachedEmbedder(Counting(16), size=16))
+    (group,) = engine.roll_out([Task(id="t", chunks=tuple(chunks))])
+    assert len(group.trajectories[0].states[-1].entries) == 30
+    assert max(Counter(embedded).values()) == 1
