@@ -57,6 +57,7 @@ from memalpha.train.learner.lora import add_lora, add_tokens
 from memalpha.train.learner.losses import LossSettings
 from memalpha.train.trainers.directory import (
     CARD_FILE,
+    FORMAT,
     STOP_FILE,
     RunDirectory,
     load_checkpoint,
@@ -358,6 +359,7 @@ class Trainer:
         self.start_validation: dict[str, float] = {}
         self.best: dict[str, Any] | None = None
         self.final: dict[str, Any] | None = None
+        self.unrecorded: dict[str, Any] | None = None  # metrics of the last step until it is validated and logged
 
     def train(self, callbacks: Callbacks | None = None) -> dict[str, Any]:
         """Resume or start the run, train to its last step and return the summary (also in `summary.json`).
@@ -427,14 +429,16 @@ class Trainer:
         self.best, self.start_validation = state["best"], state["start_validation"]
         self.training_step.restore(state)
         self.evaluations.restore(state)
+        self.unrecorded = state.get("unrecorded")  # its validation failed
         self.world.run_on_main(lambda: self._reset_files(step, stop))
         self.step, self.is_consistent = step, not self.is_distributed
         self.display.log(f"resuming {out} at step {self.step}")
 
     def _reset_files(self, step: int, stop: int) -> None:
         """Truncate the logs to `step`, write the settings and repair the link to the best checkpoint."""
-        if (lines := self.directory.truncate("metrics.jsonl", step)) < step:
-            self.display.log(f"metrics.jsonl holds {lines} of {counted(step, 'step')}: the curves lack the others")
+        recorded = step - (self.unrecorded is not None)
+        if (lines := self.directory.truncate("metrics.jsonl", recorded)) < recorded:
+            self.display.log(f"metrics.jsonl holds {lines} of {counted(recorded, 'step')}: the curves lack the others")
         for name in self.training_step.log_files:
             self.directory.truncate(name, step)
         self.directory.truncate("starts.jsonl", sys.maxsize)
@@ -458,12 +462,12 @@ class Trainer:
             open_trackers(self.config, self.step, self.world.is_main) as log_step,
             self.display.training_progress(self.step, stop, self.start_validation) as show_step,
         ):
-            while self.step < stop and self.stopped_by is None:
+            while (self.step < stop or self.unrecorded is not None) and self.stopped_by is None:
                 # A single process may drop a prepared batch at any time; several processes must stop together.
                 with defer_interrupt(self.display.log, self.world) if self.is_distributed else nullcontext():
                     metrics = self._run_step(stop, start_time)
                 log_step(metrics, self.training_step.rollouts)
-                minutes_left = self.learning_minutes / (self.step - first_step) * (stop - self.step)
+                minutes_left = self.learning_minutes / max(1, self.step - first_step) * (stop - self.step)
                 show_step(self.step, metrics, min(minutes_left, self._allowed_minutes_left()))
         if self.stopped_by == "callback":
             self.display.log(f"stopped after step {self.step} of {stop} by a callback; the same command resumes")
@@ -479,25 +483,18 @@ class Trainer:
         return math.inf if limit is None else max(0.0, limit - (time.monotonic() - self.start.time) / 60)
 
     def _run_step(self, stop: int, start_time: float) -> dict[str, Any]:
-        step_start = time.monotonic()
-        self._call("on_step_begin")
-        batch = self.training_step.prepare(self.step)
-        batch_ready = time.monotonic()
+        is_resumed = self.unrecorded is not None
+        batch, seconds = (None, 0.0) if is_resumed else self._prepare()
         with nullcontext() if self.is_distributed else defer_interrupt(self.display.log):
-            self.is_consistent = False
-            metrics = {"step": self.step, **self.training_step.train(batch, self.step)}
-            metrics |= {"sample_seconds": batch_ready - step_start, "train_seconds": time.monotonic() - batch_ready}
-            sources = {"sampled": ("sampled_tokens", "sample_seconds"), "trained": ("tokens", "train_seconds")}
-            for name, (tokens, seconds) in sources.items():
-                if tokens in metrics and metrics[seconds]:
-                    metrics[f"{name}_tokens_per_second"] = metrics[tokens] / metrics[seconds]
-            self.step += 1
-            self.engine.weights_step = self.step
+            metrics = self.unrecorded or self._train(batch, seconds)
             if self.step % self.config.evaluation.eval_steps == 0 or self.step == stop:
                 self._validate(metrics)
             self.directory.append("metrics.jsonl", [metrics])
+            self.unrecorded = None
+            if is_resumed:
+                state = self.directory.checkpoint(self.step) / "state.json"
+                self.world.run_on_main(lambda: write_json(state, {"format": FORMAT, **self._state()}))
             self.learning_minutes = (time.monotonic() - start_time) / 60
-            self.is_consistent = not self.is_distributed
             should_save, should_stop = self.world.run_on_main(lambda: self.callbacks.end_step(self.step, metrics))
             is_due = should_save or self.step % self.config.checkpoint.save_steps == 0
             if self.training_step.keeps_all_checkpoints or is_due or self._is_best():
@@ -508,6 +505,26 @@ class Trainer:
             elif self.config.checkpoint.max_minutes is not None and self.step < stop:
                 is_out_of_time = self.world.run_on_main(self._allowed_minutes_left) == 0
                 self.stopped_by = "max_minutes" if is_out_of_time else None
+        return metrics
+
+    def _prepare(self) -> tuple[Any, float]:
+        """Return the batch of the next step and the seconds that it took."""
+        start_time = time.monotonic()
+        self._call("on_step_begin")
+        return self.training_step.prepare(self.step), time.monotonic() - start_time
+
+    def _train(self, batch: Any, sample_seconds: float) -> dict[str, Any]:
+        """Update the weights on a batch; return the step's metrics, which checkpoints hold until they are logged."""
+        self.is_consistent, start_time = False, time.monotonic()
+        metrics = {"step": self.step, **self.training_step.train(batch, self.step)}
+        metrics |= {"sample_seconds": sample_seconds, "train_seconds": time.monotonic() - start_time}
+        sources = {"sampled": ("sampled_tokens", "sample_seconds"), "trained": ("tokens", "train_seconds")}
+        for name, (tokens, seconds) in sources.items():
+            if tokens in metrics and metrics[seconds]:
+                metrics[f"{name}_tokens_per_second"] = metrics[tokens] / metrics[seconds]
+        self.step += 1
+        self.engine.weights_step = self.step
+        self.unrecorded, self.is_consistent = metrics, not self.is_distributed
         return metrics
 
     def _call(self, event: str, **values: Any) -> None:
@@ -562,14 +579,7 @@ class Trainer:
         return self.best is not None and self.best["step"] == self.step
 
     def _save(self) -> None:
-        is_new = self.world.is_main and self.step not in self.directory.saved_steps()
-        state = {
-            "step": self.step,
-            "best": self.best,
-            **self._provenance(),
-            **self.training_step.state(),
-            **self.evaluations.state(),
-        }
+        is_new, state = self.world.is_main and self.step not in self.directory.saved_steps(), self._state()
         card = render_card(self.config, state) if is_new else ""
         path = self.directory.checkpoint(self.step)
         write_checkpoint(path, self.start.policy, self.engine, state, card)
@@ -581,6 +591,16 @@ class Trainer:
         if not self.training_step.keeps_all_checkpoints:
             best = [self.best["step"]] if self.best else []
             self.directory.prune_checkpoints(self.config.checkpoint.save_total_limit, best)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "best": self.best,
+            **({} if self.unrecorded is None else {"unrecorded": self.unrecorded}),
+            **self._provenance(),
+            **self.training_step.state(),
+            **self.evaluations.state(),
+        }
 
     def _provenance(self) -> dict[str, Any]:
         """Return what checkpoints and the summary both say of the run."""

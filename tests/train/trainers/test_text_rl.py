@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from run_kinds import LEVELS, python_inputs, small_config, text_tasks, upper
-from runs import lines
+from runs import lines, same, weights
 
 from memalpha.config import TextConfig, build_config, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, RewardError
@@ -68,6 +68,34 @@ def test_a_reward_that_fails_keeps_the_trained_steps(text):
     is_away = False
     assert run(settings, rewards=remote)["steps"] == 4
     assert [start["step"] for start in lines(settings.out / "starts.jsonl")] == [0, 1]
+
+
+@pytest.mark.parametrize(("call", "step"), [(5, 2), (8, 4)])
+def test_a_reward_that_fails_in_a_validation_keeps_the_trained_steps(text, tmp_path, call, step):
+    """The reward is called at the start, its validation, two steps, a validation, two steps, a validation, the end."""
+    whole, parts, count = text(out=str(tmp_path / "whole")), text(), 0
+
+    def remote(completions):
+        nonlocal count
+        count += 1
+        if count == call:
+            raise ConnectionError("away")
+        return upper(completions)
+
+    run(whole, rewards=upper)
+    with pytest.raises(RewardError, match="away"):
+        run(parts, rewards=remote)
+    assert len(lines(parts.out / "metrics.jsonl")) == step - 1
+    assert (parts.out / f"checkpoints/step-{step}/state.json").is_file()
+    run(parts, rewards=remote)
+    states, logs = [], []
+    for out in (whole.out, parts.out):
+        state = json.loads((out / f"checkpoints/step-{step}/state.json").read_text())
+        states.append({name: value for name, value in state.items() if "minutes" not in name})
+        log = lines(out / "metrics.jsonl")
+        logs.append([{name: line[name] for name in line if "second" not in name and "/" not in name} for line in log])
+    assert states[0] == states[1] and logs[0] == logs[1]
+    assert same(weights(whole.out, 4), weights(parts.out, 4))
 
 
 ALGORITHM_SETTINGS = {
