@@ -40,6 +40,7 @@ from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.base import ADAPTER_CONFIG
 from memalpha.policy.load import resolve_checkpoint
 from memalpha.policy.transformers import TransformersPolicy
+from memalpha.tasks.text_tasks import GENERATED
 from memalpha.text_files import lock_file, write_bytes, write_json
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World, full_tensor, shard_like
 from memalpha.train.learner.engine import BaseEngine
@@ -270,8 +271,11 @@ class RunDirectory:
             recorded = json.loads(type(config).model_validate(recorded).model_dump_json())
         current = _comparable(settings)
         recorded = _comparable({key: value for key, value in recorded.items() if key in settings})
-        keys = {**current, **recorded}.keys() - CHANGEABLE_ON_RESUME
-        changed = sorted(key for key in keys if recorded.get(key) != current.get(key))
+        changed = [
+            key
+            for key in sorted({**current, **recorded})
+            if (old := recorded.get(key)) != (new := current.get(key)) and not _may_change(key, old, new)
+        ]
         if changed:
             differences = ", ".join(f"{key}: {recorded.get(key)!r} there, {current.get(key)!r} now" for key in changed)
             raise CheckpointError(
@@ -441,6 +445,12 @@ def flatten_settings(settings: Mapping[str, Any], group: str = "") -> dict[str, 
     for name, value in settings.items():
         flat |= flatten_settings(value, f"{group}{name}.") if isinstance(value, dict) else {group + name: value}
     return flat
+
+
+def _may_change(key: str, old: Any, new: Any) -> bool:
+    """Return True if a resumed run may have another value of a setting; no fingerprint says what a generator makes."""
+    is_data = key in ("data", "evaluation.data")
+    return key in CHANGEABLE_ON_RESUME and not (is_data and {old, new} & {*GENERATED, "synthetic", "babi"})
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:

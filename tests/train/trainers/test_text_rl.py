@@ -222,6 +222,17 @@ def test_a_run_is_resumed_on_its_own_tasks_only(text):
     assert run(text(max_steps=2), tasks=text_tasks(20))["steps"] == 2
 
 
+def test_a_run_is_resumed_on_its_own_generator_only(text, tmp_path):
+    rows = "".join(json.dumps({"id": f"e{n}", "prompt": f"{n}?", "answer": "3"}) + "\n" for n in range(4))
+    (tmp_path / "held.jsonl").write_text(rows)
+    settings = {"eval_data": str(tmp_path / "held.jsonl"), "validation_tasks": 0}
+    train(text(data="arithmetic", max_steps=1, **settings), rewards=[upper])
+    with pytest.raises(CheckpointError, match=r"other settings \(data: 'arithmetic' there, 'programs' now\)"):
+        train(text(data="programs", max_steps=2, **settings), rewards=[upper])
+    with pytest.raises(CheckpointError, match=r"evaluation\.data: '.*held\.jsonl' there, 'arithmetic' now"):
+        train(text(data="arithmetic", max_steps=2, **{**settings, "eval_data": "arithmetic"}), rewards=[upper])
+
+
 def test_what_python_gives(text):
     given = {"tasks": (task for task in text_tasks()), "rewards": upper}
     assert run(text(max_steps=0), **given)["tasks"] == 4
