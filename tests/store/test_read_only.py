@@ -101,6 +101,26 @@ def test_writes_of_others_are_seen(path: Path) -> None:
         store.list()
 
 
+@pytest.mark.parametrize("has_common_log", [False, True])
+def test_another_store_copied_into_the_file_is_read(path: Path, tmp_path: Path, has_common_log: bool) -> None:
+    """A copy in place keeps the file's inode, and its log may end at the same position."""
+    other = tmp_path / "other.db"
+    if has_common_log:
+        shutil.copyfile(path, other)
+    with MemoryStore.open(other, embedder="hash") as store:
+        for text in ["city: Rome", "pet: dog", "job: cook"][: 1 if has_common_log else 3]:
+            store.insert("semantic", text)
+        position = store.snapshot()
+    with MemoryStore.open(path, embedder="hash") as store:
+        while store.snapshot() < position:
+            store.insert("semantic", "hobby: chess")
+    with MemoryStore.open(path, embedder="hash", read_only=True) as reader:
+        assert len(reader.search("city pet", k=5)) > 1 and reader.snapshot() == position
+        shutil.copyfile(other, path)
+        contents = {hit.entry.content for hit in reader.search("city pet", k=5)}
+        assert contents == {entry.content for entry in reader.list()} and "city: Rome" in contents
+
+
 def test_a_write_during_a_read_of_an_unlocked_file_is_noticed(path: Path) -> None:
     store = MemoryStore.open(path, read_only=True)
     with pytest.raises(StoreError, match="written while it was read"), store._transaction():

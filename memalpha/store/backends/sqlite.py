@@ -741,7 +741,16 @@ class ReadOnlyDatabase(SQLiteDatabase):
         Raises:
             StoreError: There is no such store, or it has another format.
         """
+        self._heads: dict[int, tuple[int, str, int]] = {}  # last position of each log, its time and head
         super().__init__(path, create=False, initial_meta=dict, clock=clock, inspect=inspect)
+
+    def _open(self, create: bool = False, initial_meta: Callable[[], dict[str, str]] = dict) -> None:
+        super()._open(create, initial_meta)
+        heads, self._heads = self._heads, {}
+        query = "SELECT seq, time, head FROM operations WHERE ns = ? AND seq = ?"
+        with self._translated_errors():  # another store may have been copied into the file
+            rows = [self.connection.execute(query, (ns, head[0])).fetchone() for ns, head in heads.items()]
+        self.losses += rows != [*heads.values()]
 
     @property
     def is_read_only(self) -> bool:
@@ -778,6 +787,9 @@ class ReadOnlyDatabase(SQLiteDatabase):
                 self._resume_after_fork()
             with super().transaction(*namespaces, write=write) as connection:
                 yield connection
+                query = "SELECT ns, seq, time, head FROM operations WHERE ns = ? ORDER BY seq DESC LIMIT 1"
+                for ns in {self.namespace_ids.get(name, 0) for name in namespaces}.difference(self._heads):
+                    self._heads |= {row[0]: row[1:] for row in connection.execute(query, (ns,))}
             if not self._file_state[1] and self._read_file_state() != self._file_state:  # an immutable one is not
                 raise StoreError(f"{self.path} was written while it was read: try again")
 
@@ -792,5 +804,6 @@ class ReadOnlyDatabase(SQLiteDatabase):
                 self.connection.close()
                 self.connection = copy
             self._is_private = True
+            self._heads.pop(self.namespace_ids.get(namespace, 0), None)  # the copy's log goes on by itself
             with super().transaction(namespace):
                 yield
