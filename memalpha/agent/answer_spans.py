@@ -172,7 +172,7 @@ def best_span(begins: Array, ends: Array) -> tuple[int, int]:
 
 def _chosen_parts(question: str, passages: Sequence[str]) -> list[tuple[int, int, int, bool]]:
     """Return passage, first and last character of each part to read, and whether it ends the passage."""
-    parts = []
+    parts = list[tuple[int, int, int, bool]]()
     for owner, passage in enumerate(passages):
         found = list(_WORD.finditer(passage))
         for first in range(0, max(len(found) - LONGEST, 1) if found else 0, WINDOW - LONGEST):

@@ -77,7 +77,8 @@ class UnfinishedEvaluation:
         self._provenance = json.loads(json.dumps(provenance))
         self.reports: dict[str, Report] = {}
         marker = parse_json_or_none(self._path.read_bytes()) if self._path.is_file() else None
-        previous = marker.get("provenance") if isinstance(marker, dict) else None
+        marker = marker if isinstance(marker, dict) else {}
+        previous = marker.get("provenance")
         if isinstance(previous, dict):
             previous.pop("data_sha256", None)  # of earlier checkouts: the tasks have a digest of their own
         if previous == self._provenance:
