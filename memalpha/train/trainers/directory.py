@@ -172,10 +172,10 @@ CHANGEABLE_ON_RESUME = frozenset(
         *("compute.threads", "compute.device", "compute.sharding", "compute.device_map", "compute.offload_optimizer"),
         *("sampling.batch_tokens", "sampling.decode_rows", "sampling.stop_unreadable"),
         *(f"sampling.sampler.{name}" for name in SamplerConfig.model_fields),
-        *("data", "evaluation.data", "dataset.folder", "policy", "init_from", "evaluation.stop_below"),
+        *("data", "evaluation.data", "policy", "init_from", "evaluation.stop_below"),
     }
 )
-"""Settings that may change when a run is resumed. Of data and policy, which may have moved, the content must stay."""
+"""Settings that may change when a run is resumed. Of data (`dataset.*`, too) and policy the content must stay."""
 
 
 class RunDirectory:
@@ -449,8 +449,8 @@ def flatten_settings(settings: Mapping[str, Any], group: str = "") -> dict[str, 
 
 def _may_change(key: str, old: Any, new: Any) -> bool:
     """Return True if a resumed run may have another value of a setting; no fingerprint says what a generator makes."""
-    is_data = key in ("data", "evaluation.data")
-    return key in CHANGEABLE_ON_RESUME and not (is_data and {old, new} & {*GENERATED, "synthetic", "babi"})
+    is_data, is_changeable = key in ("data", "evaluation.data"), key in CHANGEABLE_ON_RESUME
+    return (is_changeable or key.startswith("dataset.")) and not (is_data and {old, new} & {*GENERATED, "synthetic", "babi"})
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:

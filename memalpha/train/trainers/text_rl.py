@@ -61,6 +61,9 @@ def text_trainer(
         feedback_func: Function that gives feedback on replies.
     """
     world = directory.world
+    if tasks is not None and directory.saved_steps():  # earlier versions recorded what has no effect beside tasks
+        columns = {} if config.evaluation.data is None else config.dataset.columns
+        config = config.replace(limit=None, columns=columns)
     source = TextTaskSource(config, tasks, eval_data)
     environment = build_environment(config, rewards, environment)
     check_rewards(source.known_tasks, environment)

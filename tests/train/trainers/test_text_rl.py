@@ -7,6 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import yaml
 from run_kinds import LEVELS, python_inputs, small_config, text_tasks, upper
 from runs import lines, same, weights
 
@@ -220,6 +221,17 @@ def test_a_run_is_resumed_on_its_own_tasks_only(text):
     with pytest.raises(CheckpointError, match=r"other rewards \(.*'short \* 1'\] there, \['upper \* 1'\] now\)"):
         run(text(max_steps=2), tasks=text_tasks(20), rewards=[upper])
     assert run(text(max_steps=2), tasks=text_tasks(20))["steps"] == 2
+
+
+@pytest.mark.parametrize("dataset", [{}, {"columns": {"prompt": "question"}, "limit": 9}])
+def test_a_run_that_recorded_columns_beside_tasks_is_resumed(text, dataset):
+    """Earlier versions recorded settings that have no effect beside tasks."""
+    run(text(max_steps=1))
+    path = text().out / "config.yaml"
+    recorded = yaml.safe_load(path.read_text())
+    recorded["dataset"] |= {"columns": {"prompt": "question"}, "limit": 9}
+    path.write_text(yaml.safe_dump(recorded))
+    assert run(text(max_steps=2, dataset=dataset))["steps"] == 2
 
 
 def test_a_run_is_resumed_on_its_own_generator_only(text, tmp_path):
