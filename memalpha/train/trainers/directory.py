@@ -32,6 +32,7 @@ from peft import PeftModel
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from memalpha.arguments import counted
 from memalpha.config import LearnerConfig
@@ -50,6 +51,7 @@ RNG = "rng/torch"
 SHARDED_OPTIMIZER = "optimizer"
 CARD_FILE = "README.md"
 VALUE_HEAD = "value_head.safetensors"
+_SAMPLE = "Ana's café, Straße 12:\n\n  \u201cДа\u201d 東京 <b>x_y</b> 3.14 🙂"  # tokenizers of one vocabulary differ on it
 
 
 def write_checkpoint(
@@ -122,6 +124,26 @@ def load_checkpoint(path: Path, engine: BaseEngine) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise CheckpointError(f"cannot resume from {path}: {error}; delete it to resume from an earlier one") from error
     return state
+
+
+def check_tokenizer(path: Path, policy: TransformersPolicy) -> None:
+    """Raise `CheckpointError` if a policy has another chat template or tokenizer than a checkpoint of its run."""
+    if not (path / "tokenizer_config.json").is_file():
+        return
+    try:
+        saved: Any = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot resume from {path}: its tokenizer cannot be read ({error})") from error
+    tokenizer: Any = policy.tokenizer
+    for name, read in (
+        ("chat template", lambda tokenizer: tokenizer.get_chat_template()),
+        ("tokenizer", lambda tokenizer: (tokenizer.get_vocab(), tokenizer.eos_token, tokenizer(_SAMPLE)["input_ids"])),
+    ):
+        if read(saved) != read(tokenizer):
+            raise CheckpointError(
+                f"policy={policy.name} has another {name} than {path}, the checkpoint to resume from: put back what "
+                "the run began with, or start again in another out"
+            )
 
 
 def load_weights(path: Path, engine: BaseEngine) -> None:

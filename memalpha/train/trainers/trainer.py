@@ -60,6 +60,7 @@ from memalpha.train.trainers.directory import (
     FORMAT,
     STOP_FILE,
     RunDirectory,
+    check_tokenizer,
     load_checkpoint,
     load_weights,
     write_checkpoint,
@@ -425,6 +426,7 @@ class Trainer:
                 "checkpoints/best moves on; adapters merged on another device differ in last bits): put back what was "
                 "there, or start again in another out"
             )
+        check_tokenizer(self.directory.checkpoint(step), self.start.policy)
         self.minutes_before, self.learning_minutes_before = state["minutes"], state["learning_minutes"]
         self.best, self.start_validation = state["best"], state["start_validation"]
         self.training_step.restore(state)

@@ -6,6 +6,7 @@ import json
 import shutil
 from bisect import bisect_left
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hub_layouts import use_as_hub_cache, write_memalpha_split
@@ -164,6 +165,25 @@ def test_a_run_is_resumed_on_its_own_tasks_only(small, tmp_path):
     moved, policy = path.rename(tmp_path / "moved.jsonl"), shutil.copytree(small().policy, tmp_path / "policy")
     assert train(small().out, data=str(moved), policy=str(policy), max_steps=2)["steps"] == 2
     assert (small().out / "run.json").read_bytes() == written
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("chat_template.jinja", "", "Hello. ", "another chat template than .*step-0, the checkpoint"),
+        ("tokenizer.json", '"B":', '"\u00e9B":', "another tokenizer than .*step-0, the checkpoint"),
+    ],
+)
+def test_a_policy_that_reads_its_prompts_otherwise_resumes_no_run(finished, tmp_path, file, old, new, message):
+    settings = finished.model_copy(update={"out": tmp_path / "run", "max_steps": 1})
+    shutil.copytree(finished.out, settings.out, symlinks=True)
+    policy = Path(shutil.copytree(finished.policy, tmp_path / "policy"))
+    text = (policy / file).read_text()
+    (policy / file).write_text(text.replace(old, new, 1))
+    with pytest.raises(CheckpointError, match=message):
+        train(settings.model_copy(update={"policy": str(policy)}))
+    (policy / file).write_text(text)
+    assert train(settings.model_copy(update={"policy": str(policy)}))["steps"] == 1
 
 
 def test_what_is_evaluated_is_not_trained_on(small, tmp_path):
