@@ -31,7 +31,9 @@ def shipped_configs() -> list[str]:
 
 
 def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
-    """Parse `["reward.beta=0.1", "seed=7"]` into a nested mapping; values are YAML scalars.
+    """Parse `["reward.beta=0.1", "seed=7"]` into a nested mapping.
+
+    Values are YAML. A mapping adds to what was said of its group before; null clears the group.
 
     Raises:
         ConfigError: A word has no `=`, a key is both value and group, or a value is invalid YAML.

@@ -57,6 +57,13 @@ def test_a_group_keeps_the_settings_that_were_named_before_it():
     assert parse_overrides(words)["reward"] == {"beta": 0.3, "gamma": 0.7, "judge": {"judges": ["a"], "context": 1}}
 
 
+def test_null_clears_a_group_and_an_empty_one_keeps_it():
+    assert parse_overrides(["lora={r: 4}", "lora={}"]) == {"lora": {"r": 4}}
+    assert parse_overrides(["lora={r: 4}", "lora=null"]) == {"lora": None}
+    assert parse_overrides(["lora={r: 4}", "lora=null", "lora={}"]) == {"lora": {}}
+    assert training_config("demo", parse_overrides(["lora={r: 4}", "lora="])).lora is None
+
+
 def test_unknown_settings_come_with_the_nearest_name():
     hints = {
         "optimizer.learning_rate": ("lr", "learning_rat", "optimizer.lr"),
