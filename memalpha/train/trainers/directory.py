@@ -51,7 +51,8 @@ RNG = "rng/torch"
 SHARDED_OPTIMIZER = "optimizer"
 CARD_FILE = "README.md"
 VALUE_HEAD = "value_head.safetensors"
-_SAMPLE = "Ana's café, Straße 12:\n\n  \u201cДа\u201d 東京 <b>x_y</b> 3.14 🙂"  # tokenizers of one vocabulary differ on it
+# text that tokenizers of one vocabulary cut differently
+_SAMPLE = "Ana's café, Straße 12:\n\n  \u201cДа\u201d 東京 <b>x_y</b> 3.14 🙂"  # noqa: RUF001
 
 
 def write_checkpoint(
@@ -471,8 +472,9 @@ def flatten_settings(settings: Mapping[str, Any], group: str = "") -> dict[str, 
 
 def _may_change(key: str, old: Any, new: Any) -> bool:
     """Return True if a resumed run may have another value of a setting; no fingerprint says what a generator makes."""
-    is_data, is_changeable = key in ("data", "evaluation.data"), key in CHANGEABLE_ON_RESUME
-    return (is_changeable or key.startswith("dataset.")) and not (is_data and {old, new} & {*GENERATED, "synthetic", "babi"})
+    if key in ("data", "evaluation.data") and {old, new} & {*GENERATED, "synthetic", "babi"}:
+        return False
+    return key in CHANGEABLE_ON_RESUME or key.startswith("dataset.")
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
