@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from copy import copy
 from dataclasses import replace
 from functools import lru_cache
+from itertools import takewhile
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -1036,12 +1037,12 @@ class MemoryStore(Memory):
         return back_up(self.database, self.schema, path)
 
     def export_jsonl(self, path: str | Path) -> int:
-        """Write the namespace's log, one operation per line. The file appears when complete.
+        """Write the namespace's log as of now, one operation per line. The file appears when complete.
 
-        Returns the number of operations.
+        Returns the number of operations. Raises `StoreError` if entries are erased meanwhile.
         """
         check_path("path", path)
-        return write_jsonl(Path(path), self.schema, self.rows.name, self._log_rows(0))
+        return write_jsonl(Path(path), self.schema, self.rows.name, self._rows_until_now())
 
     def import_jsonl(self, path: str | Path) -> int:
         """Apply the operations of a JSON Lines file, all or none.
@@ -1106,6 +1107,14 @@ class MemoryStore(Memory):
             if len(page) < _PAGE:
                 return
             after = page[-1][0]
+
+    def _rows_until_now(self) -> Iterator[tuple[int, str, int, Operation]]:
+        """Iterate over the log up to its present end, though others write meanwhile."""
+        end = self.snapshot()
+        yield from takewhile(lambda row: row[0] <= end, self._log_rows(0))
+        with self._transaction():
+            if self.rows.log.has_erasure_after(end) or self.rows.log.position < end:
+                raise StoreError("export: entries were erased while the log was read: export again")
 
     def _warn_of_unknown_fields(self, entry_filter: Filter | None, stacklevel: int) -> None:
         """Warn, once for each, of metadata keys in a filter without matches that no entry of the memory has."""

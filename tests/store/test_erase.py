@@ -376,3 +376,30 @@ def test_erased_rows_of_a_log_are_not_imported_beside_other_entries(tmp_path: Pa
     mixed.insert("semantic", "mine")
     assert mixed.import_jsonl(tmp_path / "log.jsonl") == 1
     assert [entry.content for entry in mixed.list()] == ["mine", "city: Porto"]
+
+
+@pytest.mark.sqlite
+def test_an_export_holds_the_log_of_its_start_or_says_that_it_was_erased(tmp_path: Path, monkeypatch) -> None:
+    store = new(tmp_path / "a.db")
+    ids = [store.insert("semantic", f"fact {number}").id for number in range(4)]
+    page = store.rows.log.page
+
+    def write_between(write):
+        """Call `write` with another connection before the second page is read."""
+
+        def second_page(self, after, limit):
+            if after == 2:
+                with suppress(ScrubPending), MemoryStore.open(tmp_path / "a.db") as other:
+                    write(other)
+            return page(after, limit)
+
+        monkeypatch.setattr(type(store.rows.log), "page", second_page)
+
+    monkeypatch.setattr("memalpha.store.store._PAGE", 2)
+    write_between(lambda other: other.insert("semantic", "later"))
+    assert store.export_jsonl(tmp_path / "log.jsonl") == 4
+    assert "later" not in (tmp_path / "log.jsonl").read_text()
+    write_between(lambda other: other.erase(ids[0]))
+    with pytest.raises(StoreError, match="erased while the log was read: export again"):
+        store.export_jsonl(tmp_path / "erased.jsonl")
+    assert not (tmp_path / "erased.jsonl").exists()
