@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import os
 import stat
@@ -193,6 +194,24 @@ def is_async_result(result: object) -> bool:
     if inspect.iscoroutine(result):
         result.close()  # otherwise Python warns that nobody awaited it
     return inspect.isawaitable(result) or inspect.isasyncgen(result)
+
+
+def locate_json_fault(name: str, value: Any, depth: int = 8) -> str:
+    """Return the path of the innermost value that JSON cannot hold, such as `metadata.visits[1]`.
+
+    Args:
+        name: Name of the value.
+        value: What could not be written.
+        depth: Levels to look into.
+    """
+    items: Any = value.items() if isinstance(value, Mapping) else ()
+    items = enumerate(value) if isinstance(value, list | tuple) else items
+    for key, item in items if depth else ():
+        try:
+            json.dumps(item, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return locate_json_fault(f"{name}[{key}]" if isinstance(key, int) else f"{name}.{key}", item, depth - 1)
+    return name
 
 
 class RepeatedKeyError(ValueError):

@@ -19,7 +19,7 @@ from datetime import UTC, date, datetime
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
-from memalpha.arguments import brief_repr, check_flag, check_items, is_finite_number
+from memalpha.arguments import brief_repr, check_flag, check_items, is_finite_number, locate_json_fault
 from memalpha.errors import DamagedStore, InvalidContent, StoreError
 from memalpha.store.schema import MemorySchema, count_core_tokens
 from memalpha.types import MemoryEntry, Operation, is_iso_time, parse_iso_time
@@ -416,7 +416,7 @@ def _check_metadata(name: str, value: Any) -> dict[str, Any]:
         _check_keys(name, value)
         return stored
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidContent(f"{name} cannot be written as JSON: {error}") from error
+        raise InvalidContent(f"{locate_json_fault(name, value)} cannot be written as JSON: {error}") from error
 
 
 def _check_keys(name: str, value: Any) -> None:

@@ -218,7 +218,7 @@ def test_errors_of_the_memory_refuse_the_call(monkeypatch):
     [result] = read_with(monkeypatch, apply=refuse)[1].results
     assert (result.ok, result.code, result.message) == (False, "invalid_content", "too short")
     [result] = read_with(monkeypatch, apply=lambda call, memory: [update(call, metadata={"n": {1}})])[1].results
-    assert result.code == "invalid_content" and result.message.startswith("metadata cannot be written as JSON")
+    assert result.code == "invalid_content" and result.message.startswith("metadata.n cannot be written as JSON")
 
 
 def test_metadata_of_a_tool_joins_that_of_the_agent(monkeypatch):

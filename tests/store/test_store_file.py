@@ -301,6 +301,19 @@ def test_deep_metadata_is_refused_and_never_blocks_an_export(tmp_path: Path) -> 
         store.import_jsonl(tmp_path / "deep.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("metadata", "key"),
+    [
+        ({"a": 1, "b": {"when": datetime(2024, 5, 1)}}, r"metadata\.b\.when"),
+        ({"a": [0, float("nan")]}, r"metadata\.a\[1\]"),
+        ({"a": {(1, 2): 3}}, r"metadata\.a"),
+    ],
+)
+def test_what_json_cannot_hold_is_refused_with_its_key(metadata: dict, key: str) -> None:
+    with pytest.raises(InvalidContent, match=f"^{key} cannot be written as JSON"):
+        new().insert("semantic", "city: Porto", metadata=metadata)
+
+
 @pytest.mark.sqlite
 @pytest.mark.parametrize("name", ["a.db", "other.db", "a.db-wal", "."])
 def test_an_export_never_replaces_a_store(tmp_path: Path, name: str) -> None:

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
-from memalpha.arguments import brief_repr, check_target, finite_float, refuse_constant, unique_keys
+from memalpha.arguments import (
+    brief_repr,
+    check_target,
+    finite_float,
+    locate_json_fault,
+    refuse_constant,
+    unique_keys,
+)
 from memalpha.errors import DataError, required_packages
 from memalpha.text_files import NO_TEXT, UNFIT, split_json_items
 from memalpha.types import Chunk, GoldOperation, Question, SpeakerTurn, Task, is_iso_time
@@ -131,10 +138,12 @@ def check_tasks(tasks: Iterable[Task]) -> Iterator[Task]:
             raise DataError(f"{brief_repr(task)}: Task objects are needed; Task.model_validate makes one of a dict")
         for field, problem in find_problems(task):
             raise DataError(f"task {task.id!r}: {field}: {problem}")
+        fields = task.model_dump(exclude=POSITIONS)
         try:
-            json.dumps(task.model_dump(exclude=POSITIONS), ensure_ascii=False, allow_nan=False).encode()
+            json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
         except (TypeError, ValueError) as error:
-            raise DataError(f"task {task.id!r} cannot be written as JSON: {error}") from error
+            place = locate_json_fault(f"task {task.id!r}", fields)
+            raise DataError(f"{place} cannot be written as JSON: {error}") from error
         if task.id in task_ids:
             raise DataError(f"task {task.id!r} occurs twice: ids are unique")
         task_ids.add(task.id)

@@ -184,6 +184,9 @@ def test_unreadable_tasks_are_not_written(tmp_path):
     for task in (*tasks, Task(id="a", chunks=(Chunk(text="x", timestamp="soon"),))):
         with pytest.raises(DataError, match="'a'"):
             save_jsonl([task], tmp_path / "tasks.jsonl")
+    questions = (Question(id="q", question="Who?", meta={"asked": [1, math.inf]}),)
+    with pytest.raises(DataError, match=r"task 'a'\.questions\[0\]\.meta\.asked\[1\] cannot be written as JSON"):
+        save_jsonl([Task(id="a", chunks=(Chunk(text="x"),), questions=questions)], tmp_path / "tasks.jsonl")
     assert list(tmp_path.iterdir()) == []
 
 
