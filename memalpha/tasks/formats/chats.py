@@ -455,14 +455,15 @@ NO_CHAT = (
     'line each: {"id": "diary", "chunks": [{"text": "..."}]} (.jsonl)'
 )
 
-_MARKS = re.compile("[\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
+_MARKS = re.compile("[\u061c\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _SPACES = re.compile("[\u00a0\u2009\u202f]")
 _MOMENT = (
     r"(?P<first>\d{1,4})(?P<separator>[./-]) ?(?P<second>\d{1,2})(?P=separator) ?(?P<third>\d{1,4})\.?"
     r"(?: \u0433\.| à)?[,،]? (?:klo )?(?P<before>오전|오후|午前|午後|上午|下午|凌晨|清晨|早上|中午|晚上)? ?"
-    r"(?P<hour>\d{1,2})[:.](?P<minute>\d{2})(?:[:.](?P<seconds>\d{2}))?(?: ?(?P<after>[ap]\.? ?m\.?|[πμ]\.?μ\.?|[صم]))?"
+    r"(?P<hour>\d{1,2})(?:[:.]| ?h ?)(?P<minute>\d{2})(?:(?:[:.]| min )(?P<seconds>\d{2})(?: s\b)?)?"
+    r"(?: ?(?P<after>[ap]\.? ?m\.?|[πμ]\.?μ\.?|[صم]|[قب]\.ظ\.?|pt?g|sa|ch|öö|ös)| ?\u0447\.)?"
 )
-_MORNING = ("a", "π", "ص", "오전", "午前", "上午", "凌晨", "清晨", "早上")
+_MORNING = ("a", "π", "ص", "ق", "pg", "sa", "öö", "오전", "午前", "上午", "凌晨", "清晨", "早上")
 """How the names of hours before noon begin; those of the others are afternoon or evening, or noon itself."""
 _HEADS = tuple(re.compile(form % _MOMENT, re.IGNORECASE) for form in (r"\[%s\] ?", "%s [-\u2013] "))
 # A quotation that ends before the colon is part of a name; others are of a notice: Ana created group "Trip: Rome".
