@@ -18,6 +18,7 @@ from memalpha.types import Chunk, Completion, GoldOperation, Observation, Sample
 KINDS = ("add-all", "oracle", "append-only", "fixed")
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _ASSISTANT_ROLES = ("assistant", "system", "tool")
+_LABEL = re.compile(r"([^\W\d][\w.' -]{0,40}):(?!\S)")
 
 
 class ScriptedPolicy:
@@ -116,10 +117,16 @@ def _insert_gold(operation: GoldOperation, chunk: Chunk) -> str:
 def _user_lines(chunk: Chunk) -> list[str]:
     """Return every line that no assistant said.
 
-    The speaker stays in front of the text unless it is "user".
+    The speaker stays in front of the text unless it is "user". In plain text `assistant:` holds for its line and for
+    the lines after it, up to the next label.
     """
     if chunk.text is not None:
-        return [line.strip() for line in chunk.text.splitlines() if line.strip()]
+        lines, is_assistant = [], False
+        for line in filter(None, map(str.strip, chunk.text.splitlines())):
+            if label := _LABEL.match(line):
+                is_assistant = label[1].lower() == "assistant"
+            lines += [] if is_assistant else [line]
+        return lines
     return [
         turn.text if turn.speaker.lower() == "user" else f"{turn.speaker}: {turn.text}"
         for turn in chunk.turns

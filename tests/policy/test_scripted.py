@@ -66,6 +66,15 @@ def test_add_all_inserts_what_people_said():
     assert completion.prompt_ids == completion.completion_ids == completion.logprobs == ()
 
 
+def test_add_all_leaves_out_what_an_assistant_said_in_plain_text():
+    text = (
+        "Ana: hi\nI live in Porto.\n\nAssistant: Great!\nSee https://porto.pt\nuser: My assistant: Bo\n assistant:\nOk"
+    )
+    (completion,) = ScriptedPolicy("add-all").sample([SampleRequest((), observation=Observation(Chunk(text=text)))])
+    contents = [call.arguments["content"] for call in parse_calls(completion.text)]
+    assert contents == ["Ana: hi", "I live in Porto.", "user: My assistant: Bo"]
+
+
 def test_add_all_fits_a_schema_without_events():
     config = AgentConfig(memory_schema="life", embedder="hash")
     (group,) = memory_engine(ScriptedPolicy("add-all"), config, HashEmbedder(16)).roll_out([TASKS[0]])
