@@ -10,10 +10,11 @@ same line) and `on_train_end` (`summary`). `args` is the run's configuration. Of
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from html import escape
 from importlib.util import find_spec
 from statistics import fmean
@@ -143,7 +144,7 @@ class Callbacks:
         on_step: Called after every step with a copy of its line of `metrics.jsonl`.
 
     Raises:
-        ConfigError: A callback is none, or `on_step` cannot be called.
+        ConfigError: A callback is none, or `on_step` cannot be called with one argument.
     """
 
     def __init__(
@@ -156,8 +157,13 @@ class Callbacks:
         for callback in self.callbacks:
             if not isinstance(callback, TrainerCallback):
                 raise ConfigError(f"callbacks: {callback!r}: derive its class from transformers.TrainerCallback")
-        if on_step is not None and not callable(on_step):
-            raise ConfigError("on_step: give a function of one argument, the metrics of a step")
+        if on_step is not None:
+            try:
+                with suppress(ValueError):  # some builtins tell no signature
+                    inspect.signature(on_step).bind({})
+            except TypeError as error:
+                problem = f"on_step: give a function of one argument, the metrics of a step ({error})"
+                raise ConfigError(problem) from error
         self.on_step = on_step
         self.args: LearnerConfig | None = None
         self.shared: dict[str, Any] = {}
