@@ -6,14 +6,13 @@ import importlib
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
-    FiniteFloat,
     ModelWrapValidatorHandler,
     NonNegativeFloat,
     NonNegativeInt,
@@ -78,7 +77,18 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 class Config(BaseModel):
     """Base of every configuration: frozen, with unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_boolean_as_number(cls, data: Any) -> Any:
+        """Refuse true and false where pydantic would take 1 and 0."""
+        for name, field in cls.model_fields.items() if isinstance(data, Mapping) else ():
+            value, kinds = data.get(name), (field.annotation, *get_args(field.annotation))
+            items = value if isinstance(value, list | tuple) else [value]
+            if bool not in kinds and Any not in kinds and any(isinstance(item, bool) for item in items):
+                raise ValueError(f"{name}: give another value than true or false")
+        return data
 
     def kept_in(self, folder: Path | str | None) -> Self:
         """Return a copy whose paid answers are cached in `folder`, unless a cache is set."""
@@ -338,7 +348,7 @@ class JudgeConfig(ChatConfig):
     judges: tuple[str, ...] = Field(
         min_length=1, description="policies: http://HOST/v1#MODEL, openai:MODEL, a directory or a hub id"
     )
-    weights: tuple[FiniteFloat, ...] | None = Field(default=None, description="one weight per judge (default: equal)")
+    weights: tuple[float, ...] | None = Field(default=None, description="one weight per judge (default: equal)")
     max_new_tokens: PositiveInt = Field(default=512, description="room for a verdict with its reason")
     endpoint: EndpointConfig = EndpointConfig()
 
@@ -365,7 +375,7 @@ class MemoryFunction(Config):
 
     function: str = Field(description="package.module:name of a callable (trajectory, records) -> float")
     name: str = Field(default="function", pattern=r"^\w+$", description="name of the component in metrics and files")
-    weight: float = Field(default=1.0, allow_inf_nan=False, description="weight of the component in the reward")
+    weight: float = Field(default=1.0, description="weight of the component in the reward")
 
 
 class CreditConfig(Config):
@@ -426,6 +436,9 @@ class RewardConfig(Config):
         names = ["r1", "r2", "r3", "r4", "model", *(function.name for function in self.functions)]
         if len(set(names)) < len(names):
             raise ValueError(f"functions: two components have one name ({', '.join(names)}): set name")
+        weights = [self.accuracy, self.calls, self.beta, self.gamma, *(function.weight for function in self.functions)]
+        if not any(weights) and not (self.model and self.model.weight):
+            raise ValueError("accuracy, calls, beta and gamma are 0, and so is every reward: set a weight")
         if "judge" not in (self.metric, self.content):
             self.refuse_unread(["judge"], "without metric=judge or content=judge")
         if self.credit == "turn":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from difflib import get_close_matches
 from functools import cache
 from importlib import resources
@@ -149,6 +150,9 @@ def format_problem(item: Mapping[str, Any]) -> str:
         return f"{context['discriminator']} {context['tag']!r} is none of {context['expected_tags']}"
     if item["type"] == "union_tag_not_found":
         return f"has no {context['discriminator']}, which says what it is"
+    value = item["input"]
+    if item["type"] in ("path_type", "string_type") and isinstance(value, int | float | date):
+        return f"a text is needed, and YAML reads {value} as {type(value).__name__}: put it in quotes, '\"{value}\"'"
     return str(item["msg"]).removeprefix("Value error, ")
 
 

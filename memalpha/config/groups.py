@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from memalpha.config.common import BabiConfig, Config, Share, WorldConfig
 from memalpha.errors import ConfigError
+
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class OptimizerConfig(Config):
@@ -23,7 +25,7 @@ class OptimizerConfig(Config):
         default=None,
         description="peak learning rate (default: by the number of weights and lora; shown at the start and recorded)",
     )
-    adam_betas: tuple[float, float] = Field(
+    adam_betas: tuple[Decay, Decay] = Field(
         default=(0.9, 0.98),
         description="Adam's decay rates (0.98: a memory of 50 steps, for runs of 50 to 500; trl and torch: 0.999)",
     )
@@ -133,7 +135,7 @@ class ComputeConfig(LoadingConfig):
     head_tokens: PositiveInt = Field(
         default=1024, description="completion tokens whose logits are computed at a time, to limit memory"
     )
-    threads: PositiveInt = Field(default=1, description="torch threads")
+    threads: PositiveInt = Field(default=1, le=1024, description="torch threads")
     sharding: Literal["ddp", "fsdp"] = Field(
         default="ddp",
         description="under accelerate launch; fsdp shards optimizer and passes, a sampler in the process stays whole",

@@ -243,4 +243,6 @@ class TextConfig(ReinforcementConfig):
             self.refuse_unread(["max_turns"], "without an environment of your own")
         else:
             self.refuse_unread(["rewards"], "with an environment, which gives its own")
+        if self.rewards and not any(part.weight for part in self.rewards):
+            raise ValueError("rewards: every weight is 0: set one")
         return self

@@ -16,9 +16,7 @@ class RewardSettings(Config):
 
     kind: str
     name: str | None = Field(default=None, min_length=1, description="the component's name (default: the kind)")
-    weight: float = Field(
-        default=1.0, allow_inf_nan=False, description="weight of the component in the sum; 0: only recorded"
-    )
+    weight: float = Field(default=1.0, description="weight of the component in the sum; 0: only recorded")
 
 
 class MathPart(RewardSettings):

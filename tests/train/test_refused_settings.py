@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Any
 
 import pytest
@@ -40,6 +41,14 @@ REFUSED: dict[type[LearnerConfig], list[tuple[dict[str, Any], str]]] = {
         ({"scale_rewards": "none", "advantage_floor": 0.1}, "advantage_floor: has no effect with scale_rewards=none"),
         ({"delta": 1.1}, "delta: bounds the ratio above what the clip does"),
         ({"group_size": 1}, "rollouts of a task are compared, so at least 2 are needed"),
+        ({"group_size": True}, "sampling: group_size: give another value than true or false"),
+        ({"adam_betas": [0.9, True]}, "optimizer: adam_betas: give another value than true or false"),
+        ({"adam_betas": [0.9, 1.5]}, r"adam_betas\.1: Input should be less than 1"),
+        ({"learning_rate": float("inf")}, r"optimizer\.learning_rate: Input should be a finite number"),
+        ({"threads": 10**9}, r"compute\.threads: Input should be less than or equal to 1024"),
+        ({"out": 2025}, "out: a text is needed, and YAML reads 2025 as int: put it in quotes"),
+        ({"out": date(2025, 5, 1)}, "out: a text is needed, and YAML reads 2025-05-01 as date"),
+        ({"reward": dict.fromkeys(("accuracy", "calls", "beta", "gamma"), 0)}, "so is every reward: set a weight"),
         ({"algorithm": "rloo", "scale_rewards": "group"}, "scale_rewards: rloo compares with the mean of the others"),
         ({"algorithm": "rloo", **SEQUENCE, "loss_type": "dapo"}, "loss_type: with one ratio a completion"),
         ({"algorithm": "grpo", "ppo": {}}, "ppo: has no effect with algorithm=grpo"),
@@ -106,6 +115,7 @@ REFUSED: dict[type[LearnerConfig], list[tuple[dict[str, Any], str]]] = {
         ({"source": "gold"}, "unknown key 'source'"),
     ],
     TextConfig: [
+        ({"rewards": [{"kind": "format", "pattern": "a", "weight": 0}]}, "rewards: every weight is 0"),
         ({"environment": "a:B"}, "rewards: has no effect with an environment"),
         ({"max_turns": 3}, "max_turns: has no effect"),
         ({"tell_answer": True}, "erl: has no effect with algorithm=grpo"),
