@@ -433,6 +433,7 @@ def _format_check(result: DataCheck, words: str) -> list[str]:
         "other": "not the known file",
         "missing": "missing",
         "unknown": "no known checksum",
+        "own": f"a file of your own, read as one of {result.name}",
     }
     for file in result.files:
         size = f", {file.size:,} bytes" if file.size is not None else ""

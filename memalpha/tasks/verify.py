@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ from memalpha.types import Task, is_iso_time, parse_iso_time
 class FileCheck:
     """Describe the state of one official file.
 
-    `state` is "known" (the checksum matches), "other", "missing", or "unknown" (no checksum is recorded).
+    `state` is "known" (the checksum matches), "other", "missing", "unknown" (no checksum is recorded), or "own" (a file
+    of another name than the set's, in the set's format).
     """
 
     path: str
@@ -83,8 +85,8 @@ def check_data_set(
 ) -> DataCheck:
     """Check a named data set, or a task file by its path.
 
-    Counts are compared with the known ones unless an option changes them. Faults inside the data become problems of the
-    result.
+    Counts are compared with the known ones unless an option changes them, or the file is one of your own. Faults inside
+    the data become problems of the result.
 
     Args:
         name: Name of a data set, or path of a task file.
@@ -105,21 +107,26 @@ def check_data_set(
     path = locate(dataset, variant, data)
     official = dataset.files_for(variant)
     files: tuple[FileCheck, ...] = ()
+    is_own = False
     if path is not None:
         folder = path.parent if path.is_file() and len(official) > 1 else path  # the file stands for its folder
         files = tuple(_check_file(folder, file) for file in official)
+        if files and folder.is_file() and files[0].state != "known":
+            is_own = not any(fnmatch(path.name, Path(file.path).name) for file in dataset.files)
+            files = (replace(files[0], path=str(path), state="own"),) if is_own else files
+    faults = () if is_own else dataset.faults
     problem = "is not that of the known file: another version, or damaged"
     mismatches = [f"{file.path}: sha256 {file.sha256} {problem}" for file in files if file.state == "other"]
     try:
         tasks = load_set(name, data=data, variant=variant, **options)
     except DataError as error:
-        return _build_report(name, variant, files, [], [*mismatches, str(error)], dataset.faults)
-    if not options:
+        return _build_report(name, variant, files, [], [*mismatches, str(error)], faults)
+    if not options and not is_own:
         actual, expected = counts(tasks), dataset.expected.get(variant or "", {})
         mismatches += [f"{actual[key]:,} {key} instead of {n:,}" for key, n in expected.items() if actual[key] != n]
     if chunk_tokens is not None:
         tasks = [rechunk(task, chunk_tokens) for task in tasks]
-    return _build_report(name, variant, files, tasks, mismatches, dataset.faults)
+    return _build_report(name, variant, files, tasks, mismatches, faults)
 
 
 def counts(tasks: Sequence[Task]) -> dict[str, int]:
