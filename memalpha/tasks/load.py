@@ -16,7 +16,7 @@ from memalpha.errors import ConfigError, DataError, did_you_mean
 from memalpha.tasks.catalog import MODULES, get_data_set, load_set, loader_options, locate, read_set, validate_options
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.dataset_info import DataSet
-from memalpha.tasks.formats.chats import NO_CHAT, is_chat_folder, load_chat_folder, load_chats
+from memalpha.tasks.formats.chats import NO_CHAT, is_chat_folder, load_chat_folder, load_chats, load_message_lines
 from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.files import check_selection
 from memalpha.tasks.formats.jsonl import check_tasks, from_dataset, load_jsonl, save_jsonl
@@ -98,7 +98,10 @@ def load_tasks(
     if tasks is None:
         if suffix in (".txt", ".md") and path.is_file():
             raise DataError(f"{path}:1: {NO_CHAT}" if read_text(path).strip() else f"{path}: is empty")
-        tasks = load_csv(path) if suffix in TABLES or path.is_dir() else load_jsonl(path)
+        if suffix == ".jsonl" and path.is_file():
+            tasks = load_message_lines(path)
+        if tasks is None:
+            tasks = load_csv(path) if suffix in TABLES or path.is_dir() else load_jsonl(path)
     return tasks[:limit]
 
 

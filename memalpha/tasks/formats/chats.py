@@ -36,16 +36,17 @@ from typing import Any, NamedTuple
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK
 from memalpha.tasks.formats.files import require_field
-from memalpha.tasks.formats.jsonl import MESSAGES
+from memalpha.tasks.formats.jsonl import MESSAGES, iterate_lines
 from memalpha.tasks.formats.messages import (
     Utterance,
+    chunk_messages,
     is_message_file,
     is_messages,
     load_messages,
     pack_days,
     parse_message,
 )
-from memalpha.text_files import NO_TEXT, parse_json_or_none, read_text
+from memalpha.text_files import NO_TEXT, parse_json, parse_json_or_none, read_text
 from memalpha.types import Task, parse_iso_time
 
 _SUFFIXES = (".txt", ".json", ".zip")
@@ -88,6 +89,27 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
             return None
         tasks = [Task(id=path.stem, chunks=tuple(load_messages(path)), meta={"source": "messages"})]
     return [with_turn_ids(task) for task in tasks]
+
+
+def load_message_lines(path: Path) -> list[Task] | None:
+    """Return the conversations of a file with `{"messages": [...]}` a line as tasks `NAME-LINE`; None for other files.
+
+    Raises:
+        DataError: A line is no such object, or a message is invalid; the error names line and field.
+    """
+    first = parse_json_or_none(next((line for _, line in iterate_lines(path)), b""))
+    if not isinstance(first, Mapping) or "chunks" in first or not isinstance(first.get("messages"), list):
+        return None
+    tasks = []
+    for number, line in iterate_lines(path):
+        location = f"{path}:{number}"
+        messages = require_field(parse_json(line, location), "messages", list, location)
+        if chunks := chunk_messages(messages, location=f"{location}: messages"):
+            task = Task(id=f"{path.stem}-{number}", chunks=tuple(chunks), meta={"source": "messages"})
+            tasks.append(with_turn_ids(task))
+    if not tasks:
+        raise DataError(f"{path}: no message has words of a user or an assistant: there is nothing to read")
+    return tasks
 
 
 def count_left_out(tasks: Iterable[Task]) -> dict[str, int]:

@@ -110,6 +110,23 @@ def post(text, **fields):
     return {"id": 1, "type": "message", "date": "2024-05-01T10:00:00", "from": "Ana", "text": text, **fields}
 
 
+def test_a_conversation_a_line(tmp_path: Path):
+    file = tmp_path / "chats.jsonl"
+    lines = [{"messages": [{"role": "user", "content": f"I live in {city}."}]} for city in ("Porto", "Braga")]
+    file.write_text("\n\n".join(map(json.dumps, lines)))
+    tasks = load_tasks(file)
+    assert [(task.id, task.chunks[0].turns[0].text) for task in tasks] == [
+        ("chats-1", "I live in Porto."),
+        ("chats-3", "I live in Braga."),
+    ]
+    file.write_text(json.dumps(lines[0]) + '\n{"messages": [{"role": "usr", "content": "Hi"}]}')
+    with pytest.raises(DataError, match=r"chats\.jsonl:2: messages\[0\]\.role: is 'usr'"):
+        load_tasks(file)
+    file.write_text(json.dumps(lines[0]) + '\n{"role": "user", "content": "Hi"}')
+    with pytest.raises(DataError, match=r"chats\.jsonl:2: field 'messages' is missing"):
+        load_tasks(file)
+
+
 def test_chats_of_telegram_and_discord(tmp_path):
     file = tmp_path / "result.json"
     link = ["see ", {"type": "link", "text": "http://x"}]
