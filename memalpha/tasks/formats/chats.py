@@ -493,8 +493,17 @@ _NAME = re.compile(
     '((?:[^:"\u201c-\u201e\u00ab\u00bb]|"[^:"]*"|[\u201c-\u201e][^:\u201c-\u201e]*[\u201c\u201d]|'
     "\u00ab[^:\u00ab\u00bb]*\u00bb){1,80}):(?: |$)"
 )
+_LEFT_OUT_WORDS = (
+    r"(?:omitted|(?:weg|aus)gelassen|omitid[oa]|ocultad[oa]|omise?|absente?|omess[oa]|weggelaten|отсутствует|"
+    r"пропущен\w?|dahil edilmedi)"
+)
 _APP_NOTE = re.compile("[ \n]?\u200e<[^<>\n]*>$")
-_ATTACHED = re.compile(r"[ \n]?\u200e<[^<>\n]*:[^<>\n]*>$")
+# An iPhone writes the name of a document before its note: "Rent.pdf • \u200e2 pages \u200edocument omitted".
+_MEDIA_NOTE = re.compile(
+    r"(?:^[^\n]*(?:\.(?:pdf|docx?|xlsx?|pptx?|txt|csv|zip)| • \u200e[^\u200e\n]+))?[ \n]?"
+    rf"\u200e(?:<[^<>\n]*:[^<>\n]*>|[^\u200e<>\n]{{1,80}} {_LEFT_OUT_WORDS})$",
+    re.IGNORECASE,
+)
 # Android marks none of the app's words, in no language.
 _DELETED = re.compile(
     r"<?(?:(?:this message was|you) deleted(?: this message)?|diese nachricht wurde gelöscht|du hast diese nachricht "
@@ -511,10 +520,12 @@ _EDITED = re.compile(
     re.IGNORECASE,
 )
 _MEDIA = re.compile(
-    r"<[^<>\n]{3,40}>|(?-i:null)|.{1,200} \(file attached\)|(?-i:[A-Z]{3})-\d{8}-WA\d{4}\.\w+ \(.{3,40}\)",
+    r"<[^<>\n]{3,40}>|(?-i:null)|(?-i:[A-Z]{3})-\d{8}-WA\d{4}\.\w+ \(.{3,40}\)|.{1,200} \((?:file attached|"
+    r"datei angehängt|archivo adjunto|fichier joint|file allegato|(?:arquivo|ficheiro) anexado|bestand bijgevoegd|"
+    r"файл добавлен|dosya ekli)\)",
     re.IGNORECASE,
 )
-_OMITTED = re.compile(r".{1,80} omitted", re.IGNORECASE)
+_OMITTED = re.compile(rf".{{1,80}} {_LEFT_OUT_WORDS}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -601,8 +612,8 @@ def _read_message(text: str, left_out: Counter[str]) -> tuple[str, str]:
         left_out["notices"] += 1
         return "", ""
     words = _after_head(first, name.end()) + newline + rest
-    if _ATTACHED.search(words):
-        left_out["media"] += 1
+    words, media = _MEDIA_NOTE.subn("", words)
+    left_out["media"] += media
     words = _APP_NOTE.sub("", words)
     # A line that begins with U+200E is the app's: "image omitted", "Ana joined".
     lines = []

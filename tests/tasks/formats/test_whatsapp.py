@@ -235,3 +235,24 @@ def test_words_of_the_app_in_other_languages_are_nobody_s(tmp_path) -> None:
     texts = (*deleted, "IMG-20240524-WA0001.jpg (Datei angehängt)\nUnser Hotel", "Um acht <Se editó este mensaje.>")
     turns = chat(tmp_path, "".join(f"24/05/2024, 21:05 - ~{NNBSP}Ana: {text}\n" for text in texts))
     assert [turn[1:] for turn in turns] == [("~ Ana", "Unser Hotel"), ("~ Ana", "Um acht")]
+
+
+def test_media_in_other_languages_are_media_and_names_of_documents_are_nobody_s_words(tmp_path) -> None:
+    omitted = (
+        "imagen omitida",
+        "Bild weggelassen",
+        "image absente",
+        "video omesso",
+        "áudio ocultado",
+        "video weggelaten",
+    )
+    iphone = [*(f"{LRM}{note}" for note in omitted), f"Rent.pdf • {LRM}2 pages {LRM}document omitted"]
+    iphone += [f"Renta.docx {LRM}documento omitido", f"Rent.pdf • {LRM}2 pages {LRM}<attached: 12-Rent.pdf>"]
+    iphone += [f"Home.sweet {LRM}image omitted", f"Read a.txt {LRM}<This message was edited>", "The image was omitted"]
+    task, turns = load(tmp_path, "".join(f"[24/05/24, 21:05:09] Ana: {text}\n" for text in iphone))
+    assert [words for _, _, words in turns] == ["Home.sweet", "Read a.txt", "The image was omitted"]
+    assert task.meta["left_out"] == {"media": 10}
+    attached = ("Datei angehängt", "archivo adjunto", "fichier joint", "file allegato", "arquivo anexado", "dosya ekli")
+    android = [*(f"Eva (2).vcf ({words})" for words in attached), "Rent.pdf (last page)"]
+    task, turns = load(tmp_path, "".join(f"24/05/2024, 21:05 - Ana: {text}\n" for text in android))
+    assert [words for _, _, words in turns] == ["Rent.pdf (last page)"] and task.meta["left_out"] == {"media": 6}
