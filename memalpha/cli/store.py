@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 from typer import Argument, Option
@@ -471,7 +472,8 @@ def revert(
     verb = "reverted" if report.applied else "would be reverted"
     lines.append(f"{counted(len(report.changes), 'entry')} {verb}, {len(report.conflicts)} left as before")
     if report.applied and report.changes:
-        lines.append(f"to take this back: memalpha undo {store} --to {report.position}")
+        option = "" if namespace == "default" else f" --namespace {quote(namespace)}"
+        lines.append(f"to take this back: memalpha undo {quote(store)} --to {report.position}{option}")
     return Result(report, "\n".join(lines))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -313,6 +314,16 @@ def test_revert_shows_and_takes_back_what_a_source_wrote(memalpha, refused, stor
     memalpha("undo", store, "--to", 2)
     assert "Ana lives in Moscow." in memalpha("show", store)[1]
     assert "give a source" in refused("revert", store)
+
+
+def test_the_command_that_takes_a_revert_back_names_store_and_namespace(memalpha, tmp_path: Path) -> None:
+    store = tmp_path / "my chats.db"
+    memalpha("add", store, "Ben lives in Rome.", "--embedder", "hash")
+    memalpha("add", store, "Ana lives in Lisbon.", "--namespace", "Ana & Bo", "--source", "chat")
+    out = memalpha("revert", store, "--source", "chat", "--namespace", "Ana & Bo")[1]
+    assert memalpha(*shlex.split(out.partition("to take this back: memalpha ")[2]))[0] == 0
+    assert "Ana lives in Lisbon." in memalpha("show", store, "--namespace", "Ana & Bo")[1]
+    assert "Ben lives in Rome." in memalpha("show", store)[1]
 
 
 def test_a_trust_rule_of_the_command_line(memalpha, refused, store: Path, tmp_path: Path) -> None:
