@@ -14,6 +14,7 @@ from memalpha.arguments import counted
 from memalpha.cli.options import (
     Result,
     failed_if,
+    format_left_out,
     load_policy,
     parse_writer_settings,
     show_status,
@@ -112,7 +113,7 @@ def prepare(
         tasks = load_tasks(name, **options)
         save_tasks(tasks, out, held_out)
         held = 0 if held_out is None else len(load_tasks(held_out))
-    counts = summarize_tasks(tasks)
+    counts, left_out = summarize_tasks(tasks), count_left_out(tasks)
     categories = ", ".join(f"{category} {count}" for category, count in counts["categories"].items())
     lines = [
         f"{counted(counts['tasks'] - held, 'task')}: {out}" + (f"; {held} held out: {held_out}" if held else ""),
@@ -120,7 +121,7 @@ def prepare(
         f"{counted(counts['questions'], 'question')}, {counts['to_abstain']} of them without an answer",
         f"gold operations in {counts['with_gold']} of {counted(counts['tasks'], 'task')}"
         + (f": {categories}" if categories else ""),
-        *_format_left_out(left_out := count_left_out(tasks)),
+        *([f"left out   {format_left_out(left_out)}"] if left_out else []),
     ]
     value = {**counts, "left_out": left_out, "held_out": held, "path": str(out)}
     return Result(value, "\n".join(lines))
@@ -442,7 +443,7 @@ def _format_check(result: DataCheck, words: str) -> list[str]:
     longest = counts.pop("longest_chunk")
     held = ", ".join(counted(count, key.removesuffix("s")) for key, count in counts.items())
     lines.append(f"holds      {held}; the longest chunk {counted(longest, 'token')}")
-    lines += _format_left_out(result.left_out)
+    lines += [f"left out   {format_left_out(result.left_out)}"] if result.left_out else []
     evidence = result.evidence
     if evidence["answered"]:
         lines.append(
@@ -476,16 +477,6 @@ def _format_check(result: DataCheck, words: str) -> list[str]:
     if len(result.problems) > _MAX_PROBLEMS:
         lines.append(f"PROBLEM    {len(result.problems) - _MAX_PROBLEMS} more (--json has all)")
     return [*lines, "sound" if not result.problems else counted(len(result.problems), "problem")]
-
-
-def _format_left_out(counts: Mapping[str, int]) -> list[str]:
-    """Format what exported chats lost; [] if nothing."""
-    singular = {"edited branches": "edited branch"}
-    kinds = [
-        f"{count:,} {singular.get(kind, kind.removesuffix('s')) if count == 1 else kind}"
-        for kind, count in counts.items()
-    ]
-    return [f"left out   {', '.join(kinds)}"] if kinds else []
 
 
 def _format_overlap(result: Overlap, train: str, test: str, kinds: Sequence[Iterable[str]]) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -17,7 +18,7 @@ from memalpha.config import AgentConfig, ReaderConfig, TrustConfig, build_config
 from memalpha.errors import ConfigError, DataError, StoreError
 from memalpha.store.fields import check_timestamp, visible
 from memalpha.tasks.chunking import split_lines
-from memalpha.tasks.formats.chats import load_exports
+from memalpha.tasks.formats.chats import count_left_out, load_exports
 from memalpha.tasks.formats.messages import is_message_file, load_messages
 from memalpha.text_files import decode_text
 from memalpha.text_files import read_text as read_text_file
@@ -252,26 +253,38 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     check_timestamp(timestamp)
     if file.is_dir():
         raise DataError(
-            f"{file}: is a folder: name one file at a time; memalpha data prepare {file} chats.jsonl makes one file of "
-            "exported chats, which memalpha read --namespaces task reads"
+            f"{file}: is a folder: name one file at a time; memalpha data prepare {quote(str(file))} chats.jsonl makes "
+            "one file of exported chats, which memalpha read --namespaces task reads"
         )
-    suffix = file.suffix.lower()
+    suffix, tasks = file.suffix.lower(), None
     if suffix in (".json", ".txt"):
         tasks = load_exports(file, size=size, exact_times=exact_times)
-        if tasks is not None:
-            return [chunk for task in tasks for chunk in task.chunks]
-    if suffix in (".json", ".jsonl") and is_message_file(file):
+    if tasks is None and suffix in (".json", ".jsonl") and is_message_file(file):
         return load_messages(file, timestamp=timestamp, size=size, exact_times=exact_times)
-    if suffix in (".json", ".jsonl", ".ndjson", ".csv", ".tsv") and holds_tasks(file):
+    if tasks is None and suffix in (".json", ".jsonl", ".ndjson", ".csv", ".tsv") and holds_tasks(file):
         tasks = load_tasks(file)
+    if tasks is not None:
         if len(tasks) > 1:
-            number = f"{len(tasks)} conversations"
-            print_note(f"{file}: its {number} go into one namespace; --namespaces task gives each its own")
+            number, remedy = f"{len(tasks)} conversations", "--namespaces task"
+            if suffix != ".jsonl":
+                remedy = f"memalpha data prepare {quote(str(file))} chats.jsonl, then read chats.jsonl {remedy},"
+            print_note(f"{file}: its {number} go into one namespace; {remedy} gives each its own")
+        if left_out := format_left_out(count_left_out(tasks)):
+            print_note(f"{file}: left out {left_out}")
         return [chunk for task in tasks for chunk in task.chunks]
     texts = split_lines(read_text(file), size)
     if not texts:
         raise DataError(f"{file} is empty: there is nothing to read")
     return [Chunk(text=text, timestamp=timestamp, index=index) for index, text in enumerate(texts)]
+
+
+def format_left_out(counts: Mapping[str, int]) -> str:
+    """Format what exported chats lost; "" if nothing."""
+    singular = {"edited branches": "edited branch"}
+    return ", ".join(
+        f"{count:,} {singular.get(kind, kind.removesuffix('s')) if count == 1 else kind}"
+        for kind, count in counts.items()
+    )
 
 
 def format_entry(entry: MemoryEntry) -> str:

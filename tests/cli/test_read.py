@@ -112,6 +112,19 @@ def test_damaged_tasks_and_messages_are_named(tmp_path: Path, name: str, text: s
             read(tmp_path / name)
 
 
+def test_what_an_export_loses_and_chats_that_share_a_namespace_are_told(memalpha, tmp_path: Path) -> None:
+    chat = tmp_path / "chat.txt"
+    chat.write_text("24/05/2024, 21:05 - Ana: I moved.\n24/05/2024, 21:06 - Bo: <Media omitted>\n")
+    assert (
+        memalpha("read", tmp_path / "a.db", chat, "--policy", "add_all")[2] == f"memalpha: {chat}: left out 1 media\n"
+    )
+    message = {"sender": "human", "text": "I moved."}
+    file = tmp_path / "my conversations.json"
+    file.write_text(json.dumps([{"uuid": id, "chat_messages": [message]} for id in "ab"]))
+    err = memalpha("read", tmp_path / "b.db", file, "--policy", "add_all")[2]
+    assert f"its 2 conversations go into one namespace; memalpha data prepare '{file}' chats.jsonl, then read " in err
+
+
 def test_read_prints_a_lone_surrogate(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     half = '{"category": "semantic", "content": "x \\ud83d ü"}'
     text = f'<tool_call>{{"name": "memory_insert", "arguments": {half}}}</tool_call>'
