@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
@@ -142,7 +143,7 @@ def check(name: Name, overrides: DataOptions = None) -> Result:
 
     with show_status(f"checking {name}"):
         result = check_data(name, **_load_options(_parse_options(overrides)))
-    lines = _format_check(result, " ".join([name, *(overrides or ())]))
+    lines = _format_check(result, shlex.join([name, *(overrides or ())]))
     return Result(result, "\n".join(lines), failed_if(result.problems))
 
 

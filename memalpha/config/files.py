@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
@@ -90,9 +91,10 @@ def read_config(name: str | Path) -> dict[str, Any]:
         reason = "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or str(error)).lower()
         raise ConfigError(f"{label} cannot be read: {reason}") from error
     if path.suffix == ".jsonl":
+        word = quote(f"data={label}")
         raise ConfigError(
             f"{label} holds data, not settings: name a configuration and pass the file to it, as in "
-            f"`memalpha eval tasks data={label}` or `memalpha train demo data={label}`"
+            f"`memalpha eval tasks {word}` or `memalpha train demo {word}`"
         )
     try:
         data = yaml.safe_load(text)

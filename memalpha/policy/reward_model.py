@@ -29,6 +29,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -458,7 +459,7 @@ def load_from_directory(folder: str, dtype: str, device: str) -> RewardModel:
     if (Path(folder) / "config.json").is_file() and not is_reward_model(folder):
         raise PolicyError(
             f"{folder} holds a language model without the head of a reward model: train one on it "
-            f"(memalpha train reward policy={folder} data=PAIRS.jsonl)"
+            f"(memalpha train reward {quote(f'policy={folder}')} data=PAIRS.jsonl)"
         )
     model, head, tokenizer = read_reward_model(folder, read_head(Path(folder)), dtype, device)
     return RewardModel(model, tokenizer, head, folder)

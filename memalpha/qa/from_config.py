@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -173,7 +174,7 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
             f"{run} asked no questions: evaluate its checkpoints/best with systems={run}/checkpoints/best"
         )
     if isinstance(run_config, TextConfig):
-        raise ConfigError(f"{run} trained replies to prompts, and keeps no memory: memalpha eval {run}")
+        raise ConfigError(f"{run} trained replies to prompts, and keeps no memory: memalpha eval {quote(str(run))}")
     reader = run_config.reader.model_copy(update={"conflicts": run_config.reader.conflicts or "refuse"})
     if reader.is_model and reader.policy is None:
         reader = reader.model_copy(update={"policy": run_config.policy})

@@ -137,3 +137,12 @@ def test_the_training_split_is_shown(data):
     }
     for name, line in expected_lines.items():
         assert line in data("list", name)[1].splitlines()
+
+
+def test_commands_in_messages_quote_a_path_with_spaces(memalpha, tmp_path):
+    chat = tmp_path / "WhatsApp Chat with Ana.txt"
+    chat.write_text("24/05/2024, 21:05 - Ana: I moved.\n")
+    assert f"memalpha data ask '{chat}' --policy POLICY" in memalpha("data", "check", chat)[1]
+    chat.write_text("04/05/2024, 21:05 - Ana: I moved.\n")
+    read = ("read", tmp_path / "a.db", chat, "--policy", "add_all")
+    assert f"memalpha data prepare '{chat}' chat.jsonl dates=..." in memalpha(*read)[2]

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 from memalpha.errors import DataError
@@ -664,5 +665,5 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
     raise DataError(
         f"{path}: the dates may begin with the day or the month ({'/'.join(messages[0].date)} on line "
         f"{messages[0].line}): say which with dates=day-first or dates=month-first; memalpha read takes the task file "
-        f"of memalpha data prepare {path} chat.jsonl dates=..."
+        f"of memalpha data prepare {quote(str(path))} chat.jsonl dates=..."
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from memalpha.agent.agent import build_request
@@ -238,8 +239,8 @@ def check_source(source: str, *, is_resuming: bool) -> None:
         _refuse_empty("source", path)
         if not path.is_file():
             raise ConfigError(
-                f"source: {source}: there is no such file: memalpha data write TASKS --policy POLICY --out {source} "
-                "makes one"
+                f"source: {source}: there is no such file: memalpha data write TASKS --policy POLICY --out "
+                f"{quote(source)} makes one"
             )
     elif not path.is_dir():
         raise ConfigError(
@@ -260,6 +261,6 @@ def check_gold(tasks: Iterable[Task], config: SFTConfig) -> None:
         if not task.gold_operations:
             raise DataError(
                 f"source: {config.source} imitates gold operations, and task {task.id!r} of {config.data} has none: "
-                f"let a model write the conversations (memalpha data write {config.data} --policy POLICY --out "
+                f"let a model write the conversations (memalpha data write {quote(config.data)} --policy POLICY --out "
                 "rows.jsonl, then source=rows.jsonl), or set source=best, which imitates the policy's own best rollouts"
             )

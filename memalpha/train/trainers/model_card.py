@@ -385,8 +385,8 @@ def push_run(run: str | Path, repository: str, *, private: bool = False) -> tupl
     base, *adapters = adapter_chain(folder)
     if adapters and Path(base).is_dir():
         raise ConfigError(
-            f"{folder} holds adapters of {base}, which nobody else has: write a merged model (memalpha merge {run} "
-            "FOLDER) and upload that folder (hf upload)"
+            f"{folder} holds adapters of {base}, which nobody else has: write a merged model (memalpha merge "
+            f"{shlex.quote(str(run))} FOLDER) and upload that folder (hf upload)"
         )
     if not hub_reachable():
         raise PolicyError("the model hub cannot be reached from here: nothing was uploaded")
