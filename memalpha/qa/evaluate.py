@@ -266,8 +266,7 @@ def evaluate(
         check_function("progress", progress, error=ConfigError)
     if embedder is not None:
         check_embedder(embedder)
-    if not any(task.questions for task in tasks):
-        raise DataError("nothing to evaluate: " + ("no task has a question" if tasks else "the data set is empty"))
+    _check_questions(tasks)
     policy = system.policy if isinstance(system, MemoryAgent) else system
     schema = None
     if isinstance(system, MemoryAgent):
@@ -325,8 +324,7 @@ def run_systems(
         ConfigError: A system is named twice, budget or k is below 1, or a metric is unknown or lacks its judge.
         EvaluationError: The reader cannot answer (`qa.reader`), or a system raised.
     """
-    if not any(task.questions for task in tasks):
-        raise DataError("nothing to evaluate: " + ("no task has a question" if tasks else "the data set is empty"))
+    _check_questions(tasks)
     if budget < 1 or k < 1:
         raise ConfigError("a system needs a budget of at least one token, and one passage")
     sources = [as_system(system) for system in systems]
@@ -352,6 +350,14 @@ def run_systems(
         if on_report is not None:
             on_report(report)
     return reports
+
+
+def _check_questions(tasks: Sequence[Task]) -> None:
+    """Raise `DataError` if no task has a question."""
+    if not any(task.questions for task in tasks):
+        remedy = "write questions, or let a model make some (memalpha data ask)"
+        problem = f"no task has a question: {remedy}" if tasks else "the data set is empty"
+        raise DataError(f"nothing to evaluate: {problem}")
 
 
 @contextmanager

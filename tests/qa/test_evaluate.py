@@ -235,7 +235,7 @@ def test_load_reader():
 
 def test_nothing_to_evaluate_is_an_error(tmp_path):
     silent = TASK.model_copy(update={"questions": ()})
-    for texts, message in (([], "empty"), ([silent], "question")):
+    for texts, message in (([], "empty"), ([silent], "no task has a question: .*memalpha data ask")):
         with pytest.raises(DataError, match=message):
             evaluate(ScriptedPolicy("add-all"), texts, "extractive", config=CONFIG)
     goldless = TASK.model_copy(update={"gold_operations": ()})
