@@ -96,7 +96,8 @@ def load_tasks(
         return load_chat_folder(path, dates)[:limit]
     tasks = None if is_task_file else load_chats(path, dates)
     if tasks is None:
-        if suffix in (".txt", ".md") and path.is_file():
+        is_text = path.is_file() and suffix not in (".json", ".jsonl", ".ndjson", *TABLES)
+        if is_text and (suffix == ".txt" or not read_text(path).lstrip().startswith(("{", "["))):
             raise DataError(f"{path}:1: {NO_CHAT}" if read_text(path).strip() else f"{path}: is empty")
         if suffix == ".jsonl" and path.is_file():
             tasks = load_message_lines(path)

@@ -162,7 +162,7 @@ def load_chat_folder(path: Path, dates: str | None = None) -> list[Task]:
         if chats is None:
             raise DataError(
                 f"{path} is a folder without a questions.csv, where every file is an exported chat: {file} is none: "
-                "move it to another folder"
+                f"move it to another folder; {_OTHER_TEXTS}"
             )
         for task in chats:
             if task.id in file_of:
@@ -473,10 +473,8 @@ def _one_line(name: object) -> str:
 
 DATE_ORDERS = ("day-first", "month-first")
 _FIRST_YEAR = 2009  # WhatsApp's: an earlier one is a day (18-05-03), or counts by another calendar (1403)
-NO_CHAT = (
-    "no message of a chat export, such as '[24/05/2024, 21:05:09] Ana: text': other texts belong into a task file, a "
-    'line each: {"id": "diary", "chunks": [{"text": "..."}]} (.jsonl)'
-)
+_OTHER_TEXTS = 'other texts belong into a task file, a line each: {"id": "diary", "chunks": [{"text": "..."}]} (.jsonl)'
+NO_CHAT = f"no message of a chat export, such as '[24/05/2024, 21:05:09] Ana: text': {_OTHER_TEXTS}"
 
 _MARKS = re.compile("[\u061c\u200b\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]")
 _SPACES = re.compile("[\u00a0\u2009\u202f]")

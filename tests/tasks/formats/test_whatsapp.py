@@ -143,6 +143,23 @@ def test_what_cannot_be_read_is_said(tmp_path, text, options, message):
         chat(tmp_path, text, **options)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mail.eml", "From: Ana <ana@example.org>\n\nI moved."),
+        ("talk.srt", "1\n00:00:01,000 --> 00:00:04,000\nI moved."),
+        ("talk.vtt", "WEBVTT\n\n00:01.000 --> 00:04.000\nI moved."),
+        ("notes.md", "# Notes"),
+        ("messages.html", "<p>I moved.</p>"),
+        ("diary", "I moved."),
+    ],
+)
+def test_texts_of_any_ending_are_told_where_they_belong(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=rf"{name}:1: no message of a chat export, .* belong into a task file, a line"):
+        load_tasks(tmp_path / name)
+
+
 def test_an_archive_and_other_files_are_refused(tmp_path):
     import zipfile
 
@@ -220,7 +237,7 @@ def test_a_folder_of_chats_is_a_task_for_each_file(tmp_path, memalpha):
     (folder / "ana.json").unlink()
     for name, text in (("a.jpg", "x"), ("a.txt", "Dear diary"), ("a.json", "{}")):
         (folder / name).write_text(text)
-        with pytest.raises(DataError, match=rf"where every file is an exported chat: .*{name} is none"):
+        with pytest.raises(DataError, match=rf"every file is an exported chat: .*{name} is none: .* into a task file"):
             load_tasks(folder, dates="day-first")
         (folder / name).unlink()
     for file in folder.glob("*.txt"):
