@@ -13,8 +13,8 @@ they are. A Slack export is refused with a word on converting it.
 **WhatsApp** on a phone writes two forms: `[24/05/2024, 21:05:09] Ana: text` (iOS) and `24/05/2024, 21:05 - Ana: text`
 (Android). Order, separators, seconds and the 12-hour clock follow the phone's language. A line without such a head
 continues the message before it. Left out are lines of the app (no name, or text behind a U+200E) and placeholders of
-media. Whether the day or the month comes first is decided over the whole file: by a number above 12, or by the order of
-the messages. If both readings fit, the file is refused, and `dates=` says which holds.
+media. Whether the day or the month comes first is decided over the whole file: by a number above 12, by dots (the day),
+or by the order of the messages. If both readings fit, the file is refused, and `dates=` says which holds.
 
 What an export loses is counted in `Task.meta["left_out"]`: media, deleted messages, notices of WhatsApp, calls of
 tools, and edited branches, which are replies and questions that were replaced by others. WhatsApp names media, deleted
@@ -533,6 +533,7 @@ class _Message:
 
     line: int
     date: tuple[str, str, str]
+    separator: str
     time: tuple[int, int, int]
     text: str
 
@@ -591,7 +592,7 @@ def _parse(text: str, location: str) -> Iterator[_Message]:
         if hour > 23 or minute > 59 or second > 59:
             raise DataError(f"{location}:{number}: there is no time {hour:02}:{minute:02}:{second:02}")
         day = head["first"], head["second"], head["third"]
-        yield _Message(number, day, (hour, minute, second), "\n".join(lines))
+        yield _Message(number, day, head["separator"], (hour, minute, second), "\n".join(lines))
 
 
 def _after_head(line: str, length: int) -> str:
@@ -655,7 +656,8 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
     if not readings:
         orders_read = f"read {' or '.join(orders)} from {_FIRST_YEAR} on: write years first with four digits"
         raise DataError(f"{path}:{problem[0]}: there is no date {problem[1]}, {orders_read}")
-    if len(readings) == 1 or readings[0] == readings[1]:
+    # With dots, every language writes the day before the month.
+    if len(readings) == 1 or readings[0] == readings[1] or messages[0].separator == ".":
         return readings[0]
     in_order = [times for times in readings if all(a.date() <= b.date() for a, b in pairwise(times))]
     if len(in_order) == 1:

@@ -105,8 +105,7 @@ def test_a_chat_of_an_android_phone(tmp_path, memalpha):
     ],
 )
 def test_heads_of_other_languages(tmp_path, head, time):
-    options = {"dates": "day-first"} if head.startswith("[1.12") else {}
-    assert chat(tmp_path, f"{head}Ana: Hi", **options) == [(time, "Ana", "Hi")]
+    assert chat(tmp_path, f"{head}Ana: Hi") == [(time, "Ana", "Hi")]
 
 
 def test_the_order_of_dates_is_decided_over_the_whole_file(tmp_path):
@@ -120,6 +119,9 @@ def test_the_order_of_dates_is_decided_over_the_whole_file(tmp_path):
     ):
         chat(tmp_path, "01/02/2024, 10:00 - Ana: a\n")
     assert chat(tmp_path, "01/02/2024, 10:00 - Ana: a\n", dates="month-first")[0][0] == "2024-01-02T10:00"
+    dots = "05.03.24, 10:00 - Ana: a\n04.06.24, 10:00 - Ana: b\n03.07.24, 10:00 - Ana: c\n02.08.24, 10:00 - Ana: d\n"
+    assert chat(tmp_path, dots)[0][0] == "2024-03-05T10:00"
+    assert chat(tmp_path, "05.03.24, 10:00 - Ana: a\n", dates="month-first")[0][0] == "2024-05-03T10:00"
     assert chat(tmp_path, "02/02/2024, 10:00 - Ana: a\n")[0][0] == "2024-02-02T10:00"
 
 
