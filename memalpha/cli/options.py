@@ -241,7 +241,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
         file: A text, a task file (`.jsonl`, `.json`, `.csv`), chat messages (a message a line in `.jsonl`, a list in
             `.json`), a chat that WhatsApp (`.txt`), Telegram, Discord, ChatGPT or Claude (`.json`) exported, or `-` for
             a text on stdin.
-        timestamp: ISO date of the text, or of messages without one; a task file has its own.
+        timestamp: ISO date of the text, or of messages and chunks without one.
         size: Maximum characters of a chunk of a text or of messages.
         exact_times: A chunk of messages or of an exported chat holds those of one timestamp.
 
@@ -271,7 +271,8 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
             print_note(f"{file}: its {number} go into one namespace; {remedy} gives each its own")
         if left_out := format_left_out(count_left_out(tasks)):
             print_note(f"{file}: left out {left_out}")
-        return [chunk for task in tasks for chunk in task.chunks]
+        chunks = [chunk for task in tasks for chunk in task.chunks]
+        return [chunk.model_copy(update={"timestamp": chunk.timestamp or timestamp}) for chunk in chunks]
     texts = split_lines(read_text(file), size)
     if not texts:
         raise DataError(f"{file} is empty: there is nothing to read")

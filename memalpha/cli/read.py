@@ -68,7 +68,7 @@ def read(
         file: Text, chat messages (.json, .jsonl) or tasks; - is stdin.
         policy: The writer: add_all, smol, tiny, a run, an endpoint, a hub id.
         speaker: Who said or wrote the text (default: its labels and messages).
-        timestamp: ISO date of the text, or of messages without one.
+        timestamp: ISO date of the text, or of messages and chunks without one.
         chunk_size: Maximum characters of a chunk.
         namespaces: task: each task of a task file is a conversation, in the namespace of its id.
         workers: Processes that read conversations (with --namespaces; default: 1).

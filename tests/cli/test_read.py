@@ -112,6 +112,15 @@ def test_damaged_tasks_and_messages_are_named(tmp_path: Path, name: str, text: s
             read(tmp_path / name)
 
 
+def test_a_date_is_that_of_all_chunks_without_one(tmp_path: Path) -> None:
+    file = tmp_path / "tasks.jsonl"
+    file.write_text(json.dumps({"id": "a", "chunks": [{"text": "x"}, {"text": "y", "timestamp": "2024-05-02"}]}))
+    assert [chunk.timestamp for chunk in read_chunks(file, "2024-05-01")] == ["2024-05-01", "2024-05-02"]
+    file = tmp_path / "conversations.json"
+    file.write_text(json.dumps([{"uuid": "a", "chat_messages": [{"sender": "human", "text": "I moved."}]}]))
+    assert read_chunks(file, "2024-05-01")[0].timestamp == "2024-05-01"
+
+
 def test_what_an_export_loses_and_chats_that_share_a_namespace_are_told(memalpha, tmp_path: Path) -> None:
     chat = tmp_path / "chat.txt"
     chat.write_text("24/05/2024, 21:05 - Ana: I moved.\n24/05/2024, 21:06 - Bo: <Media omitted>\n")
