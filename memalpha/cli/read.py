@@ -132,7 +132,11 @@ def read(
             f"of {len(chunks)} replies {problems['no_call']} held no readable call, {problems['cut_off']} "
             "were cut off (--set max_new_tokens=N gives them more room): what they would have kept is not in the store"
         )
-    lines = [f"{result.code:<18} {result.entry_id or '-':<26} {result.content or result.message}" for result in results]
+    lines = [
+        f"{result.code:<18} {result.entry_id or '-':<26} "
+        f"{result.content or result.message or 'nothing to keep' * (result.code == 'skipped')}"
+        for result in results
+    ]
     return Result(results, "\n".join(lines))
 
 

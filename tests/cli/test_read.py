@@ -54,6 +54,7 @@ def test_read_takes_chat_messages(memalpha, tmp_path: Path) -> None:
     lines.write_text("\n".join(map(json.dumps, messages)), encoding="utf-8")
     value.write_text(json.dumps(messages[1:]), encoding="utf-8")
     assert memalpha("read", store, lines, "--policy", "add_all", "--timestamp", "2024-05-01")[0] == 0
+    assert memalpha("read", store, value, "--policy", "add_all")[1].split() == ["skipped", "-", "nothing", "to", "keep"]
     [entry] = json.loads(memalpha("show", store, "--json")[1])["entries"]
     assert (entry["content"], entry["timestamp"]) == ("I live in Porto.", "2024-05-01")
     value.write_text(json.dumps([{"role": "system", "content": "Be kind."}]), encoding="utf-8")
