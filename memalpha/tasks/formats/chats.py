@@ -503,6 +503,8 @@ _MEDIA_NOTE = re.compile(
     rf"\u200e(?:<[^<>\n]*:[^<>\n]*>|[^\u200e<>\n]{{1,80}} {_LEFT_OUT_WORDS})$",
     re.IGNORECASE,
 )
+_POLL_OPTION = re.compile(r"\u200e[^:\n]{1,30}: .+ \(\u200e?\d+ [^()]+\)")
+"""A choice that somebody wrote, in a poll of an iPhone: "OPTION: Rome (2 votes)", marked as the app's."""
 # Android marks none of the app's words, in no language.
 _DELETED = re.compile(
     r"<?(?:(?:this message was|you) deleted(?: this message)?|diese nachricht wurde gelöscht|du hast diese nachricht "
@@ -619,7 +621,7 @@ def _read_message(text: str, left_out: Counter[str]) -> tuple[str, str]:
     lines = []
     for line in words.split("\n"):
         plain = _MARKS.sub("", line)
-        if not line.startswith("\u200e"):
+        if not line.startswith("\u200e") or _POLL_OPTION.fullmatch(line):
             lines.append(plain)
         elif plain.strip():
             left_out[_placeholder_kind(plain.strip()) or "notices"] += 1

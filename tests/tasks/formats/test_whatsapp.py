@@ -173,6 +173,13 @@ def test_an_archive_and_other_files_are_refused(tmp_path):
         load_tasks(tmp_path / "tasks.jsonl", dates="day-first")
 
 
+def test_what_a_poll_offers_are_words_of_who_asks(tmp_path):
+    choices = f"{LRM}OPCIÓN: Rome (the old town) ({LRM}1 voto)\n{LRM}OPCIÓN: Oslo ({LRM}0 votos)\n\n"
+    poll = f"{LRM}ENCUESTA:\nWhere to?\n{choices}"
+    [(_, speaker, words)] = chat(tmp_path, f"{LRM}[24/05/24, 21:05:09] Ana: {poll}")
+    assert (speaker, words) == ("Ana", "Where to?\nOPCIÓN: Rome (the old town) (1 voto)\nOPCIÓN: Oslo (0 votos)")
+
+
 WORDS = st.text(st.characters(exclude_categories=("C", "Z"), exclude_characters="<"), min_size=1, max_size=8).filter(
     lambda word: word != "null"  # what the app writes for a message without text
 )
