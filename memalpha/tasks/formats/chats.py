@@ -8,7 +8,7 @@ each becomes U+FFFD.
 
 Of **Telegram** (`result.json`, "machine-readable JSON", of one chat or of all, also those that were left) and
 **Discord** (the JSON that DiscordChatExporter writes) the messages with words are read. Forwarded ones say whose words
-they are. A Slack export is refused with a word on converting it.
+they are. An export of Slack, Instagram or Messenger is refused with a word on converting it.
 
 **WhatsApp** on a phone writes two forms: `[24/05/2024, 21:05:09] Ana: text` (iOS) and `24/05/2024, 21:05 - Ana: text`
 (Android). Order, separators, seconds and the 12-hour clock follow the phone's language. A line without such a head
@@ -212,6 +212,9 @@ def load_exports(
         conversations, needed = _read_assistant(value, path), "conversation has words of a user or an assistant"
     elif first.keys() >= {"type", "ts"} and "role" not in first:
         raise DataError(f"{path}: a day of a Slack export, which names its people by ids: write {MESSAGES}")
+    elif isinstance(value, Mapping) and value.keys() >= {"participants", "messages", "title"}:
+        problem = "an export of Instagram or Messenger, newest message first and in letters that were encoded twice"
+        raise DataError(f"{path}: {problem} (text.encode('latin-1').decode() mends them): write {MESSAGES}")
     elif isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or _is_messenger_chat(value)):
         conversations, needed = _read_messenger(value, path), "message has words"
     else:

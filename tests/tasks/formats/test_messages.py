@@ -179,6 +179,10 @@ def test_chats_that_were_left_may_be_none_or_listed_twice(tmp_path, left):
         (telegram(), "no message has words"),
         ([{"type": "message", "bot_id": "B1", "text": "hi", "ts": "1355517523.0"}], "Slack export.*write messages in"),
         (
+            {"participants": [], "messages": [{"sender_name": "Ana", "content": "hi"}], "title": "Ana"},
+            "an export of Instagram or Messenger, newest message first.*write messages in",
+        ),
+        (
             [{"conversations": [{"from": "human", "value": "hi"}]}],
             r"row 0: no task, for it has no 'chunks': .* or messages in a \.json",
         ),
