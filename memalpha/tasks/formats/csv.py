@@ -126,7 +126,8 @@ def _add_chunk(builder: TaskBuilder, rows: Sequence[Row], timestamp: str | None)
         if not row["text"].strip():
             raise DataError(f"{location}: text: empty")
         if timestamp != _time(row, location):
-            raise DataError(f"{location}: timestamp: differs from that of the chunk's first row")
+            problem = f"differs from that of the first row of chunk {rows[0][1].get('chunk')!r}"
+            raise DataError(f"{location}: timestamp: {problem}: write the same in both, or another chunk")
     if "speaker" not in rows[0][1] and "turn" not in rows[0][1]:
         builder.add_text("\n".join(row["text"] for _, row in rows), timestamp)
         return
