@@ -28,15 +28,15 @@ def parse_name(name: str) -> tuple[str, str]:
         base, model = os.environ.get("OPENAI_BASE_URL") or OPENAI, name.removeprefix("openai:")
     else:
         base, _, model = name.partition("#")
+    if "@" in base or "?" in base:  # looked for first, so that no message shows it
+        raise PolicyError(
+            "an address with a password or a query would stand in reports: put the key in a variable "
+            "(endpoint.key_env; for an embedder MEMALPHA_EMBEDDING_KEY), and leave out @ and ?"
+        )
     if not model:
         raise PolicyError(f"{name!r} names no model: write http://HOST:PORT/v1#MODEL or openai:MODEL")
-    if (parts := split_address(base)) is None:
+    if split_address(base) is None:
         raise PolicyError(f"{base!r} is not the address of an endpoint: write http://HOST:PORT/v1#MODEL")
-    if parts.username or parts.password:
-        raise PolicyError(
-            "an address with a password would stand in reports: put the key in a variable (endpoint.key_env; for an "
-            "embedder MEMALPHA_EMBEDDING_KEY)"
-        )
     return base.rstrip("/"), model
 
 

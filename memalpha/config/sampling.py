@@ -70,11 +70,12 @@ class SamplerConfig(Config):
     @field_validator("url")
     @classmethod
     def _is_address(cls, url: str) -> str:
-        parts = split_address(url.removeprefix(SAMPLER_PREFIX).partition("#")[0])
+        address = url.removeprefix(SAMPLER_PREFIX).partition("#")[0]
+        if "@" in address or "?" in address:
+            raise ValueError("an address with a password or a query would stand in config.yaml: leave it out")
+        parts = split_address(address)
         if not url.startswith(SAMPLER_PREFIX) or parts is None or parts.path.strip("/"):
             raise ValueError(f"{url!r} names no server: write vllm:http://HOST:PORT, or vllm:http://HOST:PORT#FOLDER")
-        if parts.username or parts.password:
-            raise ValueError("an address with a password would stand in config.yaml: leave it out")
         return url
 
     @property

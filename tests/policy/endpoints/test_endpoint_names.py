@@ -8,6 +8,7 @@ import pytest
 from hostile import HostileServer
 
 from memalpha.config import EndpointConfig
+from memalpha.config.sampling import SamplerConfig
 from memalpha.endpoint_calls import parse_name
 from memalpha.errors import PolicyError
 from memalpha.policy.load import load_policy
@@ -22,9 +23,13 @@ def test_names_of_endpoints(monkeypatch):
     for name in ("http://localhost/v1", "openai:", "http://#m", "http:///v1#m", "http://h:x/v1#m", "https://[/v1#m"):
         with pytest.raises(PolicyError, match=r"names no model|is not the address"):
             parse_name(name)
-    with pytest.raises(PolicyError, match="key_env") as error:
-        parse_name("http://me:secret@host/v1#m")
-    assert "secret" not in str(error.value)
+    for base in ("me:secret@host/v1", "me:sec/secret@host/v1", "host/v1?key=secret"):
+        for name in (f"http://{base}#m", f"http://{base}"):
+            with pytest.raises(PolicyError, match="key_env") as error:
+                parse_name(name)
+            assert "secret" not in str(error.value)
+        with pytest.raises(ValueError, match="password or a query"):
+            SamplerConfig(url=f"vllm:http://{base}")
 
 
 def test_a_missing_key_is_said_before_anything_is_sent(monkeypatch):
