@@ -23,6 +23,7 @@ from memalpha.arguments import brief_repr
 from memalpha.errors import ConfigError, MemalphaError
 from memalpha.integrations.server import schemas
 from memalpha.store.fields import is_text
+from memalpha.text_files import parse_json_or_none
 from memalpha.types import Hit, MemoryEntry
 
 P = ParamSpec("P")
@@ -122,10 +123,7 @@ class _Request:
     def parse(self, response: httpx2.Response) -> Any:
         """Return the answer. Raises `ClientError` for a failure, and for an answer of something else."""
         if not response.is_success:
-            try:
-                fields = response.json()
-            except ValueError:  # of a proxy, not of memalpha
-                fields = None
+            fields = parse_json_or_none(response.content)  # None: of a proxy, not of memalpha
             code, message = "", f"the server answered {response.status_code}"
             if isinstance(fields, dict) and isinstance(fields.get("message"), str):
                 code, message = str(fields.get("code", "")), fields["message"]
@@ -142,7 +140,7 @@ class _Request:
         try:
             # Not `validate_json`, which refuses halves of surrogate pairs in metadata.
             value = _adapter(self.answer).validate_python(json.loads(response.content))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             message = f"{self.verb} {self.path}: the answer is not of a memalpha server of this version"
             raise ClientError(message, status=response.status_code) from error
         return value if self.part is None else getattr(value, self.part)

@@ -35,6 +35,7 @@ from memalpha.policy.base import request_seed, sample_with
 from memalpha.policy.chat.text import CLOSE, END_THINK, OPEN, THINK, plain_message
 from memalpha.policy.reply_cache import AnswerCache, answer_key
 from memalpha.policy.server import RequestBatch, RequestQueue, RetryableError, ServerThread
+from memalpha.text_files import parse_json_or_none
 from memalpha.types import Completion, SampleRequest
 
 MESSAGE_OVERHEAD = 8
@@ -254,7 +255,8 @@ class EndpointClient(ServerThread):
                 reply = await self._send(body, batch)
                 # An empty answer may be a fault of the server: the same command asks again.
                 if self.cache is not None and (reply.message or reply.finish_reason in _CUT):
-                    reply = Reply(**self.cache.put(key, f"{self.base}#{self.model}", asdict(reply)))
+                    fields = {name: getattr(reply, name) for name in Reply.__slots__}  # `asdict` would descend
+                    reply = Reply(**self.cache.put(key, f"{self.base}#{self.model}", fields))
                 return reply
             except PolicyError as error:
                 batch.error = batch.error or error
@@ -305,10 +307,7 @@ class EndpointClient(ServerThread):
 
         Raises `RetryableError` if a retry may succeed, otherwise `PolicyError`.
         """
-        status = response.status_code
-        data: Any = None
-        with suppress(ValueError):  # includes truncated UTF-8
-            data = response.json()
+        status, data = response.status_code, parse_json_or_none(response.content)
         is_whole = status == 200 and isinstance(data, Mapping)
         choice = _choice(data) if is_whole else {}
         if (message := _message(choice)) is not None:
@@ -352,8 +351,8 @@ class EndpointClient(ServerThread):
             raise PolicyError(f"{self.name}: the server {error}") from error
         if response.status_code in (401, 403):
             self._read(response, 0, 0)
-        with suppress(ValueError, KeyError, TypeError):  # not every server lists its models
-            model_names = [str(model["id"]) for model in response.json()["data"]]
+        with suppress(KeyError, TypeError):  # not every server lists its models
+            model_names = [str(model["id"]) for model in parse_json_or_none(response.content)["data"]]
         if self.model in model_names:
             return
         probe = {"model": self.model, "messages": [{"role": "user", "content": "Hello"}], self.room_field: 1}
@@ -474,7 +473,7 @@ def _block(call: Any) -> str:
     body, function = call, call.get("function", call) if isinstance(call, Mapping) else None
     if isinstance(function, Mapping):
         arguments = function.get("arguments", function.get("parameters"))
-        with suppress(ValueError):  # keep the text: the tolerant parser reads it or reports it as malformed
+        with suppress(ValueError, RecursionError):  # the tolerant parser reads the text or reports it as malformed
             while isinstance(arguments, str):
                 arguments = json.loads(arguments, object_pairs_hook=unique_keys)
         body = {"name": function.get("name"), "arguments": {} if arguments is None else arguments}

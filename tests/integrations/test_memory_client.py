@@ -171,6 +171,13 @@ def test_no_error_shows_a_password_of_the_address():
     assert "secretpw" not in str(error.value)
 
 
+@pytest.mark.parametrize("status", [200, 502])
+def test_nesting_without_end_is_no_answer_of_a_server(status: int) -> None:
+    transport = httpx2.MockTransport(lambda request: httpx2.Response(status, text="[" * 100_000))
+    with MemoryClient("http://a", transport=transport) as memory, pytest.raises(ClientError, match="answer"):
+        memory.core()
+
+
 def test_refusals_have_types_and_no_secret(served: Served) -> None:
     for key, namespace, kind, code in (
         (None, None, NotAuthorized, "unauthorized"),

@@ -143,7 +143,7 @@ class ChatTemplate:
         for match in _BLOCK.finditer(text):
             try:
                 call = json.loads(match[1])
-            except ValueError:
+            except (ValueError, RecursionError):
                 return text
             if not call.keys() >= {"name", "arguments"}:
                 return text

@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +29,7 @@ from memalpha.errors import PolicyError
 from memalpha.policy.base import LOWEST_LOGPROB, first_invalid_logprob, request_seed, sample_with
 from memalpha.policy.decoding import CompletedIds
 from memalpha.policy.server import RequestBatch, RequestQueue, RetryableError, ServerThread
+from memalpha.text_files import parse_json_or_none
 from memalpha.types import Completion, SampleRequest
 
 if TYPE_CHECKING:
@@ -249,10 +249,8 @@ class VllmClient(ServerThread):
             if response.status_code != 200:
                 refusal = f"{self.name} refused {path} ({_describe_status(response)})"
                 raise PolicyError(f"{refusal}: {hint}" if hint else refusal)
-            try:
-                return response.json()
-            except ValueError:
-                return response.text
+            data = parse_json_or_none(response.content)
+            return response.text if data is None else data
 
         return self.run(self.retry(attempt, _HINT))
 
@@ -269,7 +267,7 @@ class VllmClient(ServerThread):
                     raise RetryableError(reason)
                 raise PolicyError(f"{self.name} refused a request ({reason})")
             try:
-                return request.read(response.json())
+                return request.read(parse_json_or_none(response.content))
             except ValueError as error:
                 raise RetryableError(str(error)) from error
 
@@ -279,10 +277,8 @@ class VllmClient(ServerThread):
 
 def _describe_status(response: httpx.Response) -> str:
     """Return the status and the server's message on one line."""
-    data = None
-    with suppress(ValueError):
-        data = response.json()
-    return f"status {response.status_code}: {read_error(data, response.text)}"
+    text = read_error(parse_json_or_none(response.content), response.text)
+    return f"status {response.status_code}: {text}"
 
 
 class VllmPolicy:

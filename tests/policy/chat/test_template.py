@@ -65,7 +65,7 @@ def test_a_family_sees_the_tools_and_its_calls_are_read_back(family, thinking):
     assert calls_of(read) == CALLS
 
 
-@pytest.mark.parametrize("block", ["{}", '{"name": "memory_skip"}'])
+@pytest.mark.parametrize("block", ["{}", '{"name": "memory_skip"}', f'{{"a": {"[" * 100_000}}}'])
 def test_a_block_that_is_no_call_is_written_as_it_is(block):
     text = f"{TEXT}<tool_call>\n{block}\n</tool_call>\n"
     assert chat_template("qwen3_5_nothink").write_reply(text) == text

@@ -14,14 +14,17 @@ import time
 import urllib.request
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hostile import HostileServer
 from hypothesis import given
 from hypothesis import strategies as st
+from standin import HttpStandIn
 
 from memalpha.agent.parsing import from_openai, parse_calls
 from memalpha.config import AgentConfig, EndpointConfig, ReaderConfig, WorldConfig
+from memalpha.errors import PolicyError
 from memalpha.policy.base import Policy, open_queue
 from memalpha.policy.endpoint import EndpointPolicy, Reply, completion_text
 from memalpha.policy.load import load_policy
@@ -164,6 +167,28 @@ def test_a_call_in_any_form_of_a_message_is_one(message):
     twice = {"name": "f", "arguments": '{"a": 1, "a": 2}'}
     (call,) = parse_calls(completion_text(Reply({"function_call": twice}, "stop", 1, 1)))
     assert call.error == "malformed"
+
+
+def test_nesting_without_end_is_a_malformed_call(tmp_path):
+    request = SampleRequest(MESSAGES, max_new_tokens=8)
+    endless = {"name": "f", "arguments": "[" * 100_000}
+    (call,) = parse_calls(completion_text(Reply({"function_call": endless}, "stop", 1, 1)))
+    assert call.error == "malformed"
+    deep: Any = 1
+    for _ in range(600):
+        deep = {"a": deep}
+    message = {"tool_calls": [{"function": {"name": "f", "arguments": deep}}]}
+    with HostileServer(reply=lambda prompt, body: message) as server:
+        policy = EndpointPolicy(server.name, EndpointConfig(cache=tmp_path / "a.sqlite"))
+        assert policy.sample([request]) == policy.sample([request])
+        assert (policy.client.bill.paid, policy.client.bill.cached) == (1, 1)
+        policy.client.close()
+    body = b'{"choices": [' + b"[" * 100_000
+    with HttpStandIn(lambda *request: (200, {}, body)) as server:
+        policy = EndpointPolicy(f"{server.url}/v1#m", EndpointConfig(retries=0))
+        with pytest.raises(PolicyError, match="half an answer"):
+            policy.sample([request])
+        policy.client.close()
 
 
 def test_text_and_thinking_around_calls():

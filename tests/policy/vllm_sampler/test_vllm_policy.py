@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from standin import HttpStandIn
 from tiny import exact_logprobs, tiny_policy
 from vllm_server import VllmServer
 
@@ -58,6 +60,14 @@ def test_tokens_and_logprobs_are_the_servers_and_those_of_a_float64_forward(fold
         visible = ids[:-1] if completion.stop_reason == "eos" else ids
         assert completion.text == policy.local.tokenizer.decode(list(visible))
     assert [body["seed"] for body in server.requests] and len({body["seed"] for body in server.requests}) == 8
+
+
+def test_an_answer_nested_without_end_is_nonsense(connected):
+    with HttpStandIn(lambda *request: (200, {}, b"[" * 100_000)) as server:
+        policy = connected(SimpleNamespace(url=f"vllm:{server.url}"), retries=1)
+        with pytest.raises(PolicyError, match="2 tries, the last: the answer has no"):
+            policy.sample(REQUESTS[:1])
+        policy.client.close()
 
 
 def test_nonsense_is_asked_for_again(folder, connected):
