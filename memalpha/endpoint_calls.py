@@ -111,6 +111,16 @@ def is_retryable(status: int) -> bool:
     return status in _RETRYABLE_STATUSES or status >= 500
 
 
+def describe_status(status: int, headers: Mapping[str, str], message: str) -> str:
+    """Return the status of a failed request with the server's message or the target of a redirect.
+
+    No redirect is followed: it would carry the key to another host. Header names are in lower case.
+    """
+    if location := headers.get("location"):
+        message = f"a redirect to {location[:300]}, which shows the address to give"
+    return f"status {status}: {message}" if message else f"status {status}"
+
+
 def read_error(data: Any, text: str, key: str | None = None) -> str:
     """Return a server's error message on one line, at most 300 characters.
 

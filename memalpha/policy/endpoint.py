@@ -29,7 +29,7 @@ import httpx2 as httpx
 
 from memalpha.arguments import unique_keys
 from memalpha.config import EndpointConfig
-from memalpha.endpoint_calls import is_retryable, parse_name, read_error, read_key, retry_after
+from memalpha.endpoint_calls import describe_status, is_retryable, parse_name, read_error, read_key, retry_after
 from memalpha.errors import PolicyError
 from memalpha.policy.base import request_seed, sample_with
 from memalpha.policy.chat.text import CLOSE, END_THINK, OPEN, THINK, plain_message
@@ -333,8 +333,8 @@ class EndpointClient(ServerThread):
             raise RetryableError(f"a whole response without an answer: {error_text}", complete=True)
         if status == 200:
             raise RetryableError(f"half an answer, or none: {error_text}" if error_text else "an empty answer")
-        reason = f"status {status}" + (f": {error_text}" if error_text else "")
-        if any(word in error_text for word in _QUOTA_ERRORS):
+        reason = describe_status(status, response.headers, error_text)
+        if any(word in response.text for word in _QUOTA_ERRORS):
             raise PolicyError(f"{self.name} refused: {reason}")
         if is_retryable(status):
             raise RetryableError(reason, retry_after(response.headers))
@@ -360,8 +360,10 @@ class EndpointClient(ServerThread):
         try:
             await self._send({**probe, **self.config.parameters}, RequestBatch())
         except PolicyError as error:
-            hint = f"; it lists {', '.join(model_names[:8])}" if model_names else ""
-            raise PolicyError(f"{error}: is there a model {self.model!r}?{hint}") from error
+            hint = f"is {self.base} the whole address? Most end in /v1"
+            if model_names:
+                hint = f"it lists {', '.join(model_names[:8])}"
+            raise PolicyError(f"{error}: is there a model {self.model!r}?; {hint}") from error
 
 
 _FIELDS = ("content", "tool_calls", "function_call", "refusal")

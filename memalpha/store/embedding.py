@@ -34,6 +34,7 @@ from memalpha.arguments import brief_repr, check_path
 from memalpha.endpoint_calls import (
     ENDPOINT_PREFIXES,
     backoff,
+    describe_status,
     is_retryable,
     parse_name,
     read_error,
@@ -491,8 +492,8 @@ class EndpointEmbedder:
             answer = parse_json_or_none(content)
             if status == 200 and answer is not None:
                 return self._read_vectors(answer, texts)
-            words = read_error(answer, content.decode("utf-8", "replace"), self._key)
-            reason = "an answer that is no JSON" if status == 200 else f"status {status}: {words}".removesuffix(": ")
+            message = read_error(answer, content.decode("utf-8", "replace"), self._key)
+            reason = "an answer that is no JSON" if status == 200 else describe_status(status, headers, message)
             if status != 200 and not is_retryable(status):
                 hint = f": the key is read from the environment variable {self._key_variable}"
                 hint += "" if self._key else ", which is not set"
@@ -510,10 +511,7 @@ class EndpointEmbedder:
         )
 
     def _post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        """Send one request; return status, headers and content. Status 503 also means: no connection.
-
-        No redirect is followed: it would carry the key to another host.
-        """
+        """Send one request; return status, headers and content. Status 503 also means: no connection."""
         import httpx2 as httpx
 
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})

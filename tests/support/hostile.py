@@ -129,7 +129,7 @@ class HostileServer:
         if fault in BODIES:
             return self._send(writer, 200, BODIES[fault])
         if fault == "quota":
-            error = {"code": "insufficient_quota", "message": "You exceeded your quota"}
+            error = {"type": "insufficient_quota", "message": "You exceeded your quota"}
             return self._send(writer, 429, {"error": error})
         if fault is not None and fault[0].isdigit():
             status, _, after = fault.partition(" ")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2 as httpx
 
 from memalpha.config.sampling import SamplerConfig
-from memalpha.endpoint_calls import is_retryable, read_error
+from memalpha.endpoint_calls import describe_status, is_retryable, read_error
 from memalpha.errors import PolicyError
 from memalpha.policy.base import LOWEST_LOGPROB, first_invalid_logprob, request_seed, sample_with
 from memalpha.policy.decoding import CompletedIds
@@ -277,8 +277,8 @@ class VllmClient(ServerThread):
 
 def _describe_status(response: httpx.Response) -> str:
     """Return the status and the server's message on one line."""
-    text = read_error(parse_json_or_none(response.content), response.text)
-    return f"status {response.status_code}: {text}"
+    message = read_error(parse_json_or_none(response.content), response.text)
+    return describe_status(response.status_code, response.headers, message)
 
 
 class VllmPolicy:

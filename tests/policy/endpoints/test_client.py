@@ -164,7 +164,7 @@ def test_waits_grow_and_are_jittered():
     [
         *((status, 1, f"status {status}: not now") for status in ("400", "404", "422", "403")),
         ("429 3600", 1, "in 1 tries.*asks to wait 3600 s"),
-        ("quota", 1, "refused: status 429: insufficient_quota"),
+        ("quota", 1, "refused: status 429: You exceeded your quota"),
         ("no choices", 3, r"in 3 tries.* a whole response without an answer: .*choices.*\[\]"),
     ],
 )

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from hostile import HostileServer
+from standin import HttpStandIn
 
 from memalpha.config import EndpointConfig
 from memalpha.config.sampling import SamplerConfig
@@ -67,6 +68,13 @@ def test_an_unreachable_server_and_an_unknown_model_are_said_at_once():
         load_policy(server.name)
     with pytest.raises(PolicyError, match="cannot be reached"):
         load_policy(server.name)
+    answers = {"/models": (404, {}), "/chat/completions": (404, {}), "/v1/models": (301, {"Location": "https://h/v1"})}
+    answers["/v1/chat/completions"] = answers["/v1/models"]
+    with HttpStandIn(lambda method, path, body: (*answers[path], b"")) as server:
+        with pytest.raises(PolicyError, match=rf"status 404.*is {server.url} the whole address\? Most end in /v1"):
+            load_policy(f"{server.url}#m")
+        with pytest.raises(PolicyError, match=r"status 301: a redirect to https://h/v1, which shows the address"):
+            load_policy(f"{server.url}/v1#m")
 
 
 def test_the_endpoint_itself_is_checked_with_its_own_parameters():
