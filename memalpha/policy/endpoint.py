@@ -339,7 +339,8 @@ class EndpointClient(ServerThread):
         if is_retryable(status):
             raise RetryableError(reason, retry_after(response.headers))
         if status in (401, 403):
-            hint = "" if self._key else "; no key was sent: name its environment variable in endpoint.key_env"
+            hint = f"name its variable in endpoint.key_env, or write openai:{self.model} and set OPENAI_BASE_URL"
+            hint = "" if self._key else f"; no key was sent: {hint}={self.base} and OPENAI_API_KEY"
             raise PolicyError(f"{self.name} does not take the key ({reason}){hint}")
         raise PolicyError(f"{self.name} refused a request ({reason})")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hostile import HostileServer
@@ -48,6 +49,15 @@ def test_keys_go_where_they_are_meant_to_and_into_no_message(monkeypatch):
         with pytest.raises(PolicyError, match=r"does not take the key .*no key was sent: .*endpoint\.key_env"):
             load_policy(server.name)
         assert not any("authorization" in headers for headers in server.headers), "a URL gets no key unasked"
+        with monkeypatch.context() as environment:  # for commands without endpoint.key_env, as the message says
+            with pytest.raises(PolicyError) as error:
+                load_policy(server.name)
+            name, address, variable = re.findall(
+                r"write (\S+) and set OPENAI_BASE_URL=(\S+) and (\w+)", str(error.value)
+            )[0]
+            environment.setenv("OPENAI_BASE_URL", address)
+            environment.setenv(variable, "right")
+            load_policy(name)
         with pytest.raises(PolicyError, match="does not take the key") as error:
             load_policy(server.name, endpoint=EndpointConfig(key_env="MY_KEY"))
         assert "wrong-key" not in str(error.value)
