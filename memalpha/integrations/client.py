@@ -20,6 +20,7 @@ import httpx2
 from pydantic import TypeAdapter
 
 from memalpha.arguments import brief_repr
+from memalpha.endpoint_calls import split_address
 from memalpha.errors import ConfigError, MemalphaError
 from memalpha.integrations.server import schemas
 from memalpha.store.fields import is_text
@@ -205,13 +206,17 @@ class _Client(Generic[Transport]):
             transport: Transport of httpx2, for tests and proxies.
 
         Raises:
-            ConfigError: The address is no http or https URL, or the key is empty or has characters that no header has.
+            ConfigError: The address is no http or https URL, the namespace is no text, or the key is empty or has
+                characters that no header has.
         """
-        if not address.startswith(("http://", "https://")):
-            raise ConfigError(f"{address!r:.80}: an address such as http://127.0.0.1:8765 is needed")
+        parts = split_address(address) if is_text(address) else None
+        if parts is None or parts.query or parts.fragment:  # not shown: it may hold a password
+            raise ConfigError("address: one such as http://127.0.0.1:8765 is needed, with a path at most")
+        if namespace is not None and not is_text(namespace):
+            raise ConfigError(f"namespace: a text is needed, not {brief_repr(namespace)}")
         headers = {}
         if key is not None:
-            if not (key.strip() and key.isascii() and key.isprintable()):
+            if not (is_text(key) and key.strip() and key.isascii() and key.isprintable()):
                 raise ConfigError("key: it is empty or has a character that no key has; copy it again")
             headers["Authorization"] = f"Bearer {key}"
         if namespace is not None:

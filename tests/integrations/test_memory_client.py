@@ -156,6 +156,22 @@ def test_what_cannot_be_sent_is_not_tried_again(kind: type[Exception]) -> None:
     assert len(requests) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("address", address) for address in ("127.0.0.1:8765", "u:secret@h:1", "http://h:99999", "http://[h")),
+        *(("address", f"http://{address}") for address in ("", "u:sec/secret@h:1", "h?secret=1", "h/#secret")),
+        *(("namespace", value) for value in (5, "half \ud800")),
+        *(("key", value) for value in (5, " ", "secret\nkey", "sécret")),
+        ("address", None),
+    ],
+)
+def test_no_client_is_made_with_what_no_request_can_hold(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}: ") as error:
+        MemoryClient(**{"address": "http://h", name: value})
+    assert "secret" not in str(error.value)
+
+
 def test_half_of_a_surrogate_pair_in_metadata_is_read() -> None:
     entry = MemoryEntry("a", "semantic", "Ana", metadata={"cut": "\ud83d", "n": 2**70})
     transport = httpx2.MockTransport(lambda request: httpx2.Response(200, content=json.dumps(entry.to_dict())))
@@ -196,8 +212,6 @@ def test_refusals_have_types_and_no_secret(served: Served) -> None:
         with pytest.raises(TooManyRequests) as caught:
             memory.core()
         assert 0 < (caught.value.retry_after or 0) <= 60
-    with pytest.raises(ConfigError, match="an address such as"):
-        MemoryClient("127.0.0.1:8765")
     with MemoryClient(f"{served.address}/v1", served.reader) as memory, pytest.raises(ClientError, match="is no route"):
         memory.get("a")  # no `EntryNotFound`
 
