@@ -335,6 +335,16 @@ class EndpointConfig(Config):
         description="prices by endpoint name: of a million prompt tokens and of a million generated tokens",
     )
 
+    @field_validator("parameters")
+    @classmethod
+    def _asks_for_one_answer(cls, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Refuse what would send another request than the caller's, or bring an answer that is not read whole."""
+        allowed = {"messages": (), "model": (None,), "n": (None, 1), "stream": (None, False)}
+        for name in parameters.keys() & allowed:
+            if parameters[name] not in allowed[name]:
+                raise ValueError(f"{name}: each request asks the named model for one whole answer; leave it out")
+        return parameters
+
     def kept_in(self, folder: Path | str | None) -> Self:
         """Return a copy with the cache in `folder`, unless a cache is set."""
         if self.cache is not None or folder is None:

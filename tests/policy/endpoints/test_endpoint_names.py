@@ -91,3 +91,7 @@ def test_the_endpoint_itself_is_checked_with_its_own_parameters():
     with HostileServer(models=None) as server:
         load_policy(server.name, endpoint=EndpointConfig(parameters={"top_p": 1}))
         assert json.loads(json.dumps(server.bodies[-1]))["top_p"] == 1
+    for parameters in ({"stream": True}, {"n": 2}, {"model": "other"}, {"messages": []}):
+        with pytest.raises(ValueError, match=f"{next(iter(parameters))}: each request asks the named model"):
+            EndpointConfig(parameters=parameters)
+    EndpointConfig(parameters={"stream": False, "n": None, "model": None})
