@@ -3,7 +3,7 @@
 SQuAD's normalization (Rajpurkar et al., EMNLP 2016) drops all punctuation, which merges 3.5 with 35 and C with C++.
 Here the marks stay that tell values apart: those between digits, signs, those of a name (C#, .NET, AC/DC, O-), per cent
 and currencies. Case, articles, grouped thousands (1,000), quotes, brackets and the marks of a sentence do not matter,
-nor do the blank before a unit (5pm, 35 mg) and the zero of an hour (09:00).
+nor do the blank before a unit (5pm, 35 mg), the zero of an hour (09:00) and the script of the digits.
 
 A date of digits or words becomes `9 january 2024`: 2024-01-09, 09.01.2024 (dots: day first), Jan 9th, 2024, and the
 Chinese, Japanese and Korean form of year, month, day. Where slashes or dashes leave the order of day and month open
@@ -109,8 +109,9 @@ def normalize(text: str) -> str:
     A text of nothing but punctuation and articles is only lower-cased and stripped, so that it does not become empty.
     """
     lowered = unicodedata.normalize("NFKC", _FRACTION.sub(" ", _RAISED.sub("^", text))).lower()
-    plain = lowered
-    has_digit = any(map(str.isdigit, plain))
+    lowered = lowered.replace("i\u0307", "i")  # the Turkish capital with a dot
+    has_digit = any(map(str.isdigit, lowered))
+    plain = re.sub(r"\d", lambda match: str(int(match[0])), lowered) if has_digit and not lowered.isascii() else lowered
     if not plain.replace(" ", "").isalnum():
         plain = _SIGNED_CURRENCY.sub(r"\2\1", plain).translate(_MARKS)
         if has_digit:
