@@ -190,8 +190,8 @@ def format_search(result: Mapping[str, Any]) -> str:
                 recall = [f"{row['by_type'][kind]['recall@10']:.3f}" for kind in kinds]
                 table.append([row["method"], row["embedder"], *recall])
             lines += ["", *align_columns(table, left=2)]
-    if result["questions_without_evidence"]:
-        lines += ["", f"{result['questions_without_evidence']} questions name no evidence and are left out."]
+    if without := result["questions_without_evidence"]:
+        lines += ["", f"without evidence, and left out: {counted(without, 'question')}"]
     return "\n".join(lines[1:])
 
 

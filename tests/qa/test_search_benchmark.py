@@ -60,7 +60,7 @@ def test_ranks_by_hand(tmp_path):
     assert {(row["set"], row["conversations"], row["interval"]) for row in result["retrieval"]} == {("tasks", 1, None)}
     text = format_search(result)
     assert text.startswith("tasks: 3 questions about 1 conversation\n") and "a (1)" in text
-    assert "1 questions name no evidence" in text
+    assert "left out: 1 question" in text
 
 
 def test_a_folder_is_a_table_for_each_of_its_task_files(tmp_path):
