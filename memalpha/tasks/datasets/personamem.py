@@ -243,23 +243,21 @@ def load_personamem_snippets(
         DataError: The file does not fit (the message names file, line and field), or has one persona only.
     """
     file = find_file(path, _SNIPPETS.files_for(variant)[0].path)
-    every = [_row(values, n, location) for n, (location, values) in enumerate(files.iter_csv_rows(file))]
-    rows = [row for row in every if row.messages]
+    rows: list[_Row] = []
+    for number, (location, values) in enumerate(files.iter_csv_rows(file)):
+        text = values.get("related_conversation_snippet", "")
+        items = _parse_literal(text) if text else []
+        if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+            raise DataError(f"{location}: related_conversation_snippet is no list of messages")
+        turns = [read_turn(item, "", location) for item in items]
+        persona = require_field(values, "persona_id", str, location)
+        if messages := tuple((turn.speaker, turn.text) for turn in turns):
+            rows.append(_Row(location, number, values, messages, persona))
     if not rows:
         raise DataError(f"{file}: no row has a related_conversation_snippet")
     ring = list(rows)
     Random(seed).shuffle(ring)
     return [_snippet_task(row, ring, irrelevant, seed) for row in rows[:limit]]
-
-
-def _row(values: Mapping[str, str], number: int, location: str) -> _Row:
-    text = values.get("related_conversation_snippet", "")
-    items = _parse_literal(text) if text else []
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise DataError(f"{location}: related_conversation_snippet is no list of messages")
-    turns = [read_turn(item, "", location) for item in items]
-    messages = tuple((turn.speaker, turn.text) for turn in turns)
-    return _Row(location, number, values, messages, require_field(values, "persona_id", str, location))
 
 
 def _snippet_task(row: _Row, ring: list[_Row], max_others: int, seed: int) -> Task:

@@ -135,6 +135,7 @@ HELD_OUT = 0.25
 _ONSETS = words("b br d dr f fl g gr h j k kl l m n p pl r s st t tr v z")
 _VOWELS = words("a e i o u ai ou")
 _CODAS = ("", "", "", *"lnrsxmk")
+_REAL_WORDS = frozenset(value.lower() for values in FULL_POOLS.values() for value in values)
 
 
 def split_values(values: Sequence[str], split: Split) -> tuple[str, ...]:
@@ -161,17 +162,12 @@ def pool_values(pool: str, split: Split) -> tuple[str, ...]:
     return split_values(FULL_POOLS[pool], split)
 
 
-@cache
-def _real_words() -> frozenset[str]:
-    return frozenset(value.lower() for values in FULL_POOLS.values() for value in values)
-
-
 def pseudo_word(rng: Random) -> str:
     """Draw a pronounceable lower-case word of two or three syllables that no pool has."""
     while True:
         syllables = rng.choice((2, 2, 3))
         word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables)) + rng.choice(_CODAS)
-        if word not in _real_words():
+        if word not in _REAL_WORDS:
             return word
 
 

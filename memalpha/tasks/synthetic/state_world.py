@@ -126,10 +126,12 @@ class _StateWorld:
         for index in range(self.chunks):
             lines = Lines(index)
             for line in self._spoken(index, 4 * tokens // self.chunks):
-                if line is None:
-                    lines.add(*self._small_talk())
-                else:
+                if line is not None:
                     lines.add(line.speaker, line.text, *line.changes)
+                elif (roll := rng.random()) < 0.35:
+                    lines.add("assistant", ", ".join(rng.choice(column) for column in FILLER_REPLIES))
+                else:
+                    lines.add("user", rng.choice(CHITCHAT) if roll < 0.4 else " ".join(map(rng.choice, FILLER)) + ".")
             chunks.append(lines.build(day))
             operations += lines.operations
             day += timedelta(days=rng.randint(1, 9))
@@ -187,13 +189,6 @@ class _StateWorld:
             spoken.insert(rng.randint(0, len(spoken)), None)
             length += 40
         return spoken
-
-    def _small_talk(self) -> tuple[str, str]:
-        rng = self.rng
-        roll = rng.random()
-        if roll < 0.35:
-            return "assistant", ", ".join(rng.choice(column) for column in FILLER_REPLIES)
-        return "user", rng.choice(CHITCHAT) if roll < 0.4 else " ".join(map(rng.choice, FILLER)) + "."
 
     def _questions(self, fact: _Fact) -> list[Question]:
         """Return the question of a fact, and of an updated one the question before the update."""
