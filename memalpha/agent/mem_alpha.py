@@ -232,7 +232,7 @@ def parse_reply(text: str) -> tuple[ToolCall, ...]:
     return tuple(to_tool_call(named_tool(call, TOOL_NAMES)) for call in calls)
 
 
-def format_reply(calls: Sequence[ToolCall], category_of: Callable[[str], str | None] = lambda id: None) -> str:
+def format_reply(calls: Sequence[ToolCall], category_of: Callable[[str], str | None]) -> str:
     """Return the reply that makes these calls: blocks of the protocol, or `Done` without a call.
 
     The format has no place for an insert's timestamp and importance, which are dropped.

@@ -218,12 +218,18 @@ def _tolerant(text: str, position: int, depth: int) -> tuple[Any, int]:
         return _object(text, position + 1, depth)
     if first == "[":
         return _array(text, position + 1, depth)
-    if first in "\"'":
-        return _string(text, position)
-    bare = _BARE.match(text, position)
-    if not bare:
+    match = (_STRINGS.get(first) or _BARE).match(text, position)
+    if match is None:
         raise UnreadableJSON
-    return _scalar(bare.group()), bare.end()
+    if first in _STRINGS:
+        return _pairs(_ESCAPE.sub(_unescape, match[1])), match.end()
+    word = match[0]
+    if word.lower() in _CONSTANTS:
+        return _CONSTANTS[word.lower()], match.end()
+    for kind in (int, float) if len(word) <= 32 else ():
+        with suppress(ValueError):
+            return kind(word), match.end()
+    return word, match.end()
 
 
 def _object(text: str, position: int, depth: int) -> tuple[dict[str, Any], int]:
@@ -266,13 +272,6 @@ def _separator(text: str, position: int, end: str) -> int:
     raise UnreadableJSON
 
 
-def _string(text: str, position: int) -> tuple[str, int]:
-    match = _STRINGS[text[position]].match(text, position)
-    if match is None:
-        raise UnreadableJSON
-    return _pairs(_ESCAPE.sub(_unescape, match[1])), match.end()
-
-
 def _unescape(escape: re.Match[str]) -> str:
     code, char = escape.groups()
     if code:
@@ -289,13 +288,3 @@ def _pairs(text: str) -> str:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
         return text
-
-
-def _scalar(word: str) -> Any:
-    if word.lower() in _CONSTANTS:
-        return _CONSTANTS[word.lower()]
-    if len(word) <= 32:
-        for kind in (int, float):
-            with suppress(ValueError):
-                return kind(word)
-    return word

@@ -58,15 +58,6 @@ def check_style(config: AgentConfig, schema: MemorySchema) -> None:
         mem_alpha.load_prompt(config.prompt_file)
 
 
-def view_line(entry: ViewEntry, style: str) -> str:
-    """Return one line of the memory view: `plain_line` of the content."""
-    content = plain_line(entry.content)
-    if style == "compact":
-        return f"{entry.id} {content}"
-    note = ", ".join(part for part in (entry.category, entry.timestamp) if part)
-    return f"[{entry.id}] ({note}) {content}"
-
-
 def render_view(core: str, entries: Iterable[ViewEntry], style: str) -> str:
     """Render the memory for the writer.
 
@@ -80,9 +71,11 @@ def render_view(core: str, entries: Iterable[ViewEntry], style: str) -> str:
     """
     if style == "mem-alpha":
         return mem_alpha.render_view(core, list(entries))
-    lines = [view_line(entry, style) for entry in entries]
     if style == "compact":
+        lines = [f"{entry.id} {plain_line(entry.content)}" for entry in entries]
         return "\n".join(["memory", *([f"core: {plain_line(core)}"] if core else []), *lines])
+    notes = ((entry, ", ".join(filter(None, (entry.category, entry.timestamp)))) for entry in entries)
+    lines = [f"[{entry.id}] ({note}) {plain_line(entry.content)}" for entry, note in notes]
     return "\n".join(["Core memory:", plain_line(core) or "(empty)", "", "Memory entries:", *(lines or ["(none)"])])
 
 

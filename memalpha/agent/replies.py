@@ -121,7 +121,19 @@ def format_lines(calls: Sequence[ToolCall], tools: Tools = TOOLS) -> str:
     Raises:
         DataError: A call has an argument that the form cannot write, such as an importance.
     """
-    return "\n".join(_format_line(call, tools.get(call.name)) for call in calls)
+    lines = []
+    for call in calls:
+        tool, arguments = tools.get(call.name), call.arguments
+        fields = [] if tool is None else tool.line[1:].split()
+        optional = {"timestamp"} if tool is not None and {"content", "timestamp"} <= tool.model_fields.keys() else set()
+        is_written = all(isinstance(arguments.get(field), str) for field in fields)
+        if tool is None or not tool.line or not is_written or (fields and arguments.keys() - {*fields} - optional):
+            raise DataError(f"the line form cannot write {call.name} with {', '.join(arguments) or 'no arguments'}")
+        timestamp = arguments.get("timestamp") if optional else None
+        date = f"@{timestamp.replace(' ', 'T')} " if timestamp else ""
+        words = (date + _escape(arguments[field]) if field == "content" else arguments[field] for field in fields)
+        lines.append(tool.line[0] + " ".join(words))
+    return "\n".join(lines)
 
 
 def _read_line(line: str, by_mark: Mapping[str, type[Tool]]) -> ToolCall:
@@ -144,18 +156,6 @@ def _read_line(line: str, by_mark: Mapping[str, type[Tool]]) -> ToolCall:
         if not arguments[field]:
             return malformed_call(line)
     return malformed_call(line) if rest else ToolCall(tool.name, arguments, raw=line)
-
-
-def _format_line(call: ToolCall, tool: type[Tool] | None) -> str:
-    fields, arguments = [] if tool is None else tool.line[1:].split(), call.arguments
-    optional = {"timestamp"} if tool is not None and {"content", "timestamp"} <= tool.model_fields.keys() else set()
-    is_written = all(isinstance(arguments.get(field), str) for field in fields)
-    if tool is None or not tool.line or not is_written or (fields and arguments.keys() - {*fields} - optional):
-        raise DataError(f"the line form cannot write {call.name} with {', '.join(arguments) or 'no arguments'}")
-    timestamp = arguments.get("timestamp") if optional else None
-    date = f"@{timestamp.replace(' ', 'T')} " if timestamp else ""
-    words = (date + _escape(arguments[field]) if field == "content" else arguments[field] for field in fields)
-    return tool.line[0] + " ".join(words)
 
 
 def _escape(content: str) -> str:
