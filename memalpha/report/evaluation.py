@@ -54,22 +54,19 @@ def load_systems(folder: Path) -> dict[str, list[Record]]:
     return dict(sorted(classified.items(), key=lambda item: -micro(scored_answers(item[1], "score"))))
 
 
-def read_evaluation(
-    folder: Path, systems: RecordsBySystem, titles: Mapping[str, str], provenance: Mapping[str, Any]
-) -> dict[str, Any]:
+def read_evaluation(folder: Path, systems: RecordsBySystem, provenance: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the page says of an evaluation: its set-up, warnings, a view of each system, charts and labels.
 
     The system `empty` is no view of its own but the `baseline`, unless it is the only one.
 
     Args:
         folder: Directory of the evaluation; the summaries are beside the records.
-        systems: Records by file name, at least one.
-        titles: Labels of some systems; others use the name in their records.
+        systems: Records by file name, at least one; `SYSTEMS` labels some, others use the name in their records.
         provenance: Content of `eval/summary.json`; {} if there is none.
     """
     reports = [_load_report(folder / "eval" / file, records, bool(provenance)) for file, records in systems.items()]
     views = {
-        file: _read_system(file, titles.get(file) or records[0].system or file, records)
+        file: _read_system(file, SYSTEMS.get(file) or records[0].system or file, records)
         for file, records in systems.items()
     }
     baseline = views.pop(EMPTY, None) if len(views) > 1 else None

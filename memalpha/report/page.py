@@ -36,17 +36,6 @@ QUIET_MINUTES = 10
 """A live page says how long ago the last step was, from so many minutes on."""
 
 
-def _is_alive(pid: int) -> bool:
-    try:
-        if os.name != "nt":  # where signal 0 would end the process
-            os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
-
-
 class RunPage:
     """The page of a run or of an evaluation: as a file, or live while the run writes on.
 
@@ -80,7 +69,7 @@ class RunPage:
             provenance = _read_json(folder / "eval" / "summary.json")
         except DataError:
             provenance = {}  # the page shows the results all the same
-        evaluated = evaluation.read_evaluation(folder, records, evaluation.SYSTEMS, provenance) if records else None
+        evaluated = evaluation.read_evaluation(folder, records, provenance) if records else None
         if not (metrics or summary or records or texts or (live and config_path.exists())):
             raise DataError(
                 f"{folder} is not a run directory: it holds neither summary.json nor metrics.jsonl, nor an evaluation "
@@ -125,10 +114,17 @@ class RunPage:
         return ENVIRONMENT.get_template("training.html").render(self._training_values(metrics, is_text=bool(texts)))
 
     def _training_values(self, metrics: Sequence[Mapping[str, Any]], *, is_text: bool) -> dict[str, Any]:
-        """Return the template's values of the part on training."""
+        """Return the template's values of the part on training.
+
+        The summary of a finished run has the validation metrics of the start weights, and so has the state of every
+        checkpoint. They are {} if the run did not validate or lost its checkpoints.
+        """
+        checkpoints = sorted((self.folder / "checkpoints").glob("step-*/state.json"), reverse=True)
+        files = map(_read_json, (self.folder / "summary.json", *checkpoints))
+        starts = (start for values in files if isinstance(start := values.get("start_validation"), dict))
         return {
             "metrics": metrics,
-            "curves": draw_training(metrics, self._start_validation(), is_text=is_text),
+            "curves": draw_training(metrics, next(starts, {}), is_text=is_text),
             "scheduled_steps": _read_last_start(self.folder).get("scheduled_steps"),
         }
 
@@ -172,25 +168,20 @@ class RunPage:
         if reason := _read_json(self.folder / "stopped.json").get("reason"):
             return str(reason)
         start = _read_last_start(self.folder)
-        is_here = start.get("host") == platform.node() and isinstance(start.get("pid"), int)
-        return f"its process ({start['pid']}) is gone" if is_here and not _is_alive(start["pid"]) else ""
+        if start.get("host") == platform.node() and isinstance(start.get("pid"), int) and os.name != "nt":
+            try:
+                os.kill(start["pid"], 0)  # which would end a process on Windows
+            except ProcessLookupError:
+                return f"its process ({start['pid']}) is gone"
+            except PermissionError:  # it is another user's
+                pass
+        return ""
 
     def _metrics(self) -> list[dict[str, Any]]:
         lines = _read_lines(path := self.folder / "metrics.jsonl")
         if without := [number for number, line in enumerate(lines, 1) if not isinstance(line.get("step"), int)]:
             raise DataError(f"{path}:{without[0]}: step: is missing or no number: no line that a run wrote")
         return lines
-
-    def _start_validation(self) -> dict[str, float]:
-        """Return the validation metrics of the start weights; {} if the run did not validate or lost its checkpoints.
-
-        The summary of a finished run has them, and the state of every checkpoint.
-        """
-        checkpoints = sorted((self.folder / "checkpoints").glob("step-*/state.json"), reverse=True)
-        for path in (self.folder / "summary.json", *checkpoints):
-            if isinstance(start := _read_json(path).get("start_validation"), dict):
-                return start
-        return {}
 
     def _rollout_values(self, *, live: bool) -> dict[str, Any]:
         """Return the template's values of the part with rollouts; without any, the page holds no script."""
