@@ -55,7 +55,10 @@ def hidden_file(path: Path) -> Iterator[tuple[Path, int]]:
     It is locked meanwhile: an unlocked one was left by a killed process. Yields its path and its descriptor. Raises
     `StoreError`.
     """
-    _remove_abandoned_files(path)
+    name = re.compile(rf"\.{re.escape(path.name)}\.\d+\.[0-9a-f]{{8}}\.partial")
+    with suppress(OSError):  # no folder any more
+        for file in [file for file in path.parent.iterdir() if name.fullmatch(file.name) and _is_abandoned(file)]:
+            _remove_with_logs(file)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.partial")
     try:
         descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, _MODE)
@@ -67,9 +70,7 @@ def hidden_file(path: Path) -> Iterator[tuple[Path, int]]:
         yield temporary, descriptor
         _move_file(temporary, path)
     finally:
-        for file in _with_logs(temporary):
-            with suppress(OSError):
-                file.unlink(missing_ok=True)
+        _remove_with_logs(temporary)
         os.close(descriptor)
 
 
@@ -86,19 +87,11 @@ def _move_file(temporary: Path, path: Path) -> None:
         raise StoreError(f"{path}: the complete file cannot be moved there ({error.strerror})") from error
 
 
-def _remove_abandoned_files(path: Path) -> None:
-    """Remove the temporary files of a target, with their logs, that a killed process left."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.\d+\.[0-9a-f]{{8}}\.partial")
-    with suppress(OSError):  # no folder any more
-        for file in [file for file in path.parent.iterdir() if name.fullmatch(file.name) and _is_abandoned(file)]:
-            for part in _with_logs(file):
-                with suppress(OSError):
-                    part.unlink(missing_ok=True)
-
-
-def _with_logs(path: Path) -> list[Path]:
-    """Return the paths of a database and of the files that SQLite may leave beside it."""
-    return [Path(f"{path}{suffix}") for suffix in ("-wal", "-shm", "-journal", "")]
+def _remove_with_logs(path: Path) -> None:
+    """Remove a database and the files that SQLite may leave beside it, as far as they are there."""
+    for suffix in ("-wal", "-shm", "-journal", ""):
+        with suppress(OSError):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
 def _is_abandoned(file: Path) -> bool:
@@ -154,10 +147,10 @@ PRAGMA user_version = {FORMAT};
 """
 
 
-def split_statements(script: str) -> Iterator[str]:
-    """Iterate over the statements of a script. (`executescript` would commit the open transaction first.)"""
+def split_statements() -> Iterator[str]:
+    """Iterate over the statements of `DDL`. (`executescript` would commit the open transaction first.)"""
     statement = ""
-    for line in script.splitlines():
+    for line in DDL.splitlines():
         statement += line + "\n"
         if sqlite3.complete_statement(statement):
             yield statement
@@ -168,7 +161,7 @@ def split_statements(script: str) -> Iterator[str]:
 def definitions() -> dict[str, tuple[str, str]]:
     """Return the parts of the format by name: kind (table, index, trigger) and SQL statement."""
     definitions = {}
-    for statement in map(str.strip, split_statements(DDL)):
+    for statement in map(str.strip, split_statements()):
         if match := re.match(r"CREATE (?:UNIQUE )?(TABLE|INDEX|TRIGGER) (\w+)", statement):
             definitions[match[2]] = match[1].lower(), statement
     return definitions
@@ -336,15 +329,12 @@ class SQLiteDatabase(Backend, ForkAware):
         event = "removed" if self._read_identity() is None else "replaced by another file"
         return StoreError(f"{self.path} was {event} while it was open: nothing was written; open the store again")
 
-    def _set_limits(self) -> None:
-        self.connection.execute("PRAGMA trusted_schema = OFF")  # what the file defines calls no risky function
-        self.connection.execute("PRAGMA cell_size_check = ON")
-        for category, limit in _LIMITS.items():
-            self.connection.setlimit(category, limit)
-
     def _prepare(self, create: bool, initial_meta: Callable[[], dict[str, str]]) -> None:
         with self._translated_errors():
-            self._set_limits()
+            self.connection.execute("PRAGMA trusted_schema = OFF")  # what the file defines calls no risky function
+            self.connection.execute("PRAGMA cell_size_check = ON")
+            for category, limit in _LIMITS.items():
+                self.connection.setlimit(category, limit)
             self.connection.execute("PRAGMA synchronous = FULL")
             self.connection.execute("PRAGMA fullfsync = ON")  # macOS: flush the drive's cache, too
             self.connection.execute(f"PRAGMA cache_size = {-1024 * _CACHE_SIZE}")
@@ -357,7 +347,7 @@ class SQLiteDatabase(Backend, ForkAware):
                 self._use_wal()
                 with self.transaction():
                     if self._is_new():  # check again: another process may have been faster
-                        for statement in split_statements(DDL):
+                        for statement in split_statements():
                             self.connection.execute(statement)
                         self.connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
                         self.connection.execute("INSERT INTO meta VALUES ('created', ?)", (self.now(),))

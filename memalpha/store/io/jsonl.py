@@ -103,7 +103,13 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
     Raises `StoreError`.
     """
     check_target(path)
-    _check_replaceable(path)
+    if path.is_dir():
+        raise StoreError(f"{path} is a folder: give the path of a file")
+    # Neither a database nor a file that SQLite keeps beside one is replaced.
+    for database in (path, path.with_name(re.sub(r"-(wal|shm|journal)$", "", path.name) or path.name)):
+        with suppress(OSError), database.open("rb") as file:  # writing says what else is wrong
+            if file.read(len(_DATABASE)) == _DATABASE:
+                raise StoreError(f"{path}: a database is there, which may be a store: give another path")
     try:
         with (
             hidden_file(path) as (_, descriptor),
@@ -114,20 +120,6 @@ def atomic_writer(path: Path) -> Iterator[TextIO]:
             os.fsync(descriptor)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-def _check_replaceable(path: Path) -> None:
-    """Raise `StoreError` if a path is a folder, a database, or a file that SQLite keeps beside one."""
-    if path.is_dir():
-        raise StoreError(f"{path} is a folder: give the path of a file")
-    for database in (path, path.with_name(re.sub(r"-(wal|shm|journal)$", "", path.name) or path.name)):
-        try:
-            with database.open("rb") as file:
-                is_database = file.read(len(_DATABASE)) == _DATABASE
-        except OSError:  # there is none; writing says what else is wrong
-            continue
-        if is_database:
-            raise StoreError(f"{path}: a database is there, which may be a store: give another path")
 
 
 def read_jsonl(path: Path) -> list[tuple[int, _Line]]:
