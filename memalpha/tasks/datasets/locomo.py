@@ -90,7 +90,17 @@ def _task(sample: Any, number: int, file: Path, variant: str) -> Task:
     conversation = require_field(sample, "conversation", dict, location)
     sessions = sorted((int(match[1]), key) for key in conversation if (match := _SESSION.fullmatch(key)))
     titles = [key for _, key in sessions if conversation[key]]
-    chunks = [_chunk(conversation, key, f"{location}: {key}") for key in titles]
+    chunks = []
+    for key in titles:
+        place, turns = f"{location}: {key}", list[SpeakerTurn]()
+        for item in require_field(conversation, key, list, place):
+            caption = require_field(item, "blip_caption", (str, NoneType), place)
+            text = require_field(item, "text", (str, NoneType) if caption else str, place) or ""
+            text = f"{text} [{caption}]".lstrip() if caption else text
+            speaker, turn_id = require_field(item, "speaker", str, place), require_field(item, "dia_id", str, place)
+            turns.append(SpeakerTurn(speaker=speaker, text=text, id=next(iter(mend_evidence([turn_id])), turn_id)))
+        time = require_iso_time(conversation.get(f"{key}_date_time"), f"{place}_date_time")
+        chunks.append(Chunk(turns=tuple(turns), timestamp=time))
     if not chunks:
         raise DataError(f"{location}: no session_1, session_2, ... with turns in 'conversation'")
     turn_ids = {turn.id for chunk in chunks for turn in chunk.turns}
@@ -152,18 +162,6 @@ def _apply_audit(task: Task, audit: Mapping[str, Mapping[str, Any]], faults: Fau
             update["evidence"] = tuple(evidence)
         questions.append(question.model_copy(update=update))
     return task.model_copy(update={"questions": tuple(questions)})
-
-
-def _chunk(conversation: Mapping[str, Any], key: str, location: str) -> Chunk:
-    turns = []
-    for item in require_field(conversation, key, list, location):
-        caption = require_field(item, "blip_caption", (str, NoneType), location)
-        text = require_field(item, "text", (str, NoneType) if caption else str, location) or ""
-        text = f"{text} [{caption}]".lstrip() if caption else text
-        speaker, id = require_field(item, "speaker", str, location), require_field(item, "dia_id", str, location)
-        turns.append(SpeakerTurn(speaker=speaker, text=text, id=next(iter(mend_evidence([id])), id)))
-    time = require_iso_time(conversation.get(f"{key}_date_time"), f"{location}_date_time")
-    return Chunk(turns=tuple(turns), timestamp=time)
 
 
 def _question(item: Mapping[str, Any], id: str, category: str, turn_ids: set[str | None], location: str) -> Question:
