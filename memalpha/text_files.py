@@ -100,17 +100,6 @@ def refuse_packed(data: bytes, name: str) -> None:
             raise DataError(f"{name}: {advice}")
 
 
-def to_utf8(data: bytes, name: str) -> bytes:
-    """Return the bytes in UTF-8 without a byte order mark; invalid ones stay.
-
-    Raises `DataError` for bad UTF-16, archives and Parquet files.
-    """
-    refuse_packed(data, name)
-    if data.startswith(UTF_16):
-        return decode_text(data, name).encode()
-    return data.removeprefix(codecs.BOM_UTF8)
-
-
 def parse_json(text: str | bytes, location: str) -> Any:
     """Return the value of a JSON text.
 
@@ -127,7 +116,8 @@ def split_json_items(data: bytes, name: str) -> list[tuple[str, bytes]]:
 
     Raises `DataError` if the file is no text, or a list that is no JSON.
     """
-    data = to_utf8(data, name)
+    refuse_packed(data, name)
+    data = decode_text(data, name).encode() if data.startswith(UTF_16) else data.removeprefix(codecs.BOM_UTF8)
     # Not splitlines(): JSON strings may hold U+2028 and the like.
     lines = [(f"{name}:{number}", line) for number, line in enumerate(data.split(b"\n"), 1) if line.strip()]
     is_list = data.lstrip().startswith(b"[")
