@@ -47,7 +47,10 @@ def import_object(name: str, key: str) -> Any:
     except (Exception, SystemExit) as error:
         if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             raise ConfigError(missing.format(error)) from error
-        raise ConfigError(f"{key}: {name!r}: its module fails: {_import_cause(error)}") from error
+        cause = describe_exception(error)
+        if isinstance(error, SyntaxError):  # its own text holds a place too
+            cause = f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+        raise ConfigError(f"{key}: {name!r}: its module fails: {cause}") from error
     finally:
         sys.path.remove(here)
     try:
@@ -58,13 +61,6 @@ def import_object(name: str, key: str) -> Any:
     except Exception as error:  # of a module's own `__getattr__`
         raise ConfigError(f"{key}: {name!r}: {describe_exception(error)}") from error
     return value
-
-
-def _import_cause(error: BaseException) -> str:
-    """Return class, message, file and line of what a module raised while it ran."""
-    if isinstance(error, SyntaxError):  # its own text holds a place too
-        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
-    return describe_exception(error)
 
 
 ONE_IS_A_LIST = BeforeValidator(

@@ -125,8 +125,13 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str, overrides: 
             is_of_source |= not _is_set(item["loc"], overrides or {})
             key = ".".join(str(part) for part in item["loc"])
             if item["type"] == "extra_forbidden":
-                near = _nearest(key, kind)
-                lines.append(f"unknown key {key!r}" + (f" ({_suggest(str(item['loc'][-1]), near)})" if near else ""))
+                near, name = _nearest(key, kind), str(item["loc"][-1])
+                hint = "" if near is None else f" (did you mean {near!r}?)"
+                if near is not None and "." in name and near.endswith(name):  # dots are for the command line alone
+                    *groups, last = name.split(".")
+                    nested = f"{''.join(f'{group}: {{' for group in groups)}{last}: ...{'}' * len(groups)}"
+                    hint = f" (groups are nested here: {nested})"
+                lines.append(f"unknown key {key!r}{hint}")
             elif item["type"] == "missing":
                 lines.append(f"{key}: is required: write it into the file, or {key}=VALUE on the command line")
             elif item["input"] is None and item["type"].endswith("_type"):
@@ -135,14 +140,6 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str, overrides: 
                 message = format_problem(item)
                 lines.append(f"{key}: {message}" if key else message)
         raise ConfigError(f"{label}: " * is_of_source + "; ".join(lines)) from error
-
-
-def _suggest(name: str, near: str) -> str:
-    """Return the hint for an unknown `name`; files and Python nest groups, only the command line joins them by dots."""
-    if "." not in name or not near.endswith(name):
-        return f"did you mean {near!r}?"
-    *groups, last = name.split(".")
-    return f"groups are nested here: {''.join(f'{group}: {{' for group in groups)}{last}: ...{'}' * len(groups)}"
 
 
 def format_problem(item: Mapping[str, Any]) -> str:
@@ -229,25 +226,19 @@ def settings_of(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, 
         prefix: Put before each name, for the groups of another configuration.
     """
     for name, field in kind.model_fields.items():
-        group = _group_class(field.annotation)
-        if group is None:
+        annotation = field.annotation
+        members = [member for member in get_args(annotation) or (annotation,) if member is not types.NoneType]
+        is_single = len(members) == 1 and get_origin(annotation) in (None, Union, types.UnionType)
+        group: Any = members[0] if is_single else None  # of `Group` or `Group | None`
+        if not isinstance(group, type) or not issubclass(group, BaseModel):
             default = (
                 "(required)" if field.is_required() else format_value(field.get_default(call_default_factory=True))
             )
-            yield prefix + name, Setting(_format_type(field.annotation), default, field.description or "")
+            yield prefix + name, Setting(_format_type(annotation), default, field.description or "")
             continue
         if field.default is None:
             yield prefix + name, Setting("group | none", "none", field.description or group.__doc__ or "")
         yield from settings_of(group, f"{prefix}{name}.")
-
-
-def _group_class(annotation: Any) -> type[BaseModel] | None:
-    """Return the configuration class of a group: of `Group` or `Group | None`."""
-    members = [member for member in get_args(annotation) or (annotation,) if member is not type(None)]
-    is_group = len(members) == 1 and isinstance(members[0], type) and issubclass(members[0], BaseModel)
-    if is_group and get_origin(annotation) in (None, Union, types.UnionType):
-        return members[0]
-    return None
 
 
 def _format_type(annotation: Any) -> str:
