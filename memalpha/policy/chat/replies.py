@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -134,24 +135,17 @@ class ReplyParser:
         if not isinstance(name, str) or not isinstance(arguments, Mapping):
             return f"{OPEN}\n{region.get('name', '')}{body}\n{CLOSE}\n"
         if "name" in region:
-            kinds = types.get(name, {})
-            arguments = {key: _typed(argument, kinds.get(key)) for key, argument in arguments.items()}
+            kinds, arguments = types.get(name, {}), dict(arguments)
+            for key, argument in arguments.items():  # numbers and truth values may be written as text
+                if isinstance(argument, str) and kinds.get(key) in ("number", "integer", "boolean"):
+                    with suppress(ValueError):
+                        arguments[key] = json.loads(argument)
         return format_call(name, arguments)
 
 
 def _join(thoughts: Sequence[str], text: str) -> str:
     thought = "\n".join(part for part in thoughts if part)
     return f"{THINK}\n{thought}\n{END_THINK}\n\n{text}" if thought else text
-
-
-def _typed(value: Any, kind: Any) -> Any:
-    """Return a number or truth value that is written as text in its declared type; all else unchanged."""
-    if not isinstance(value, str) or kind not in ("number", "integer", "boolean"):
-        return value
-    try:
-        return json.loads(value)
-    except ValueError:
-        return value
 
 
 def known_templates() -> dict[str, Mapping[str, Any]]:

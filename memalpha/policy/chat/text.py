@@ -111,19 +111,23 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
         tools: tools in OpenAI's function format.
     """
     functions = [tool["function"] for tool in tools]
-    lines = [_FORM]
+    lines, calls = [_FORM], []
     for function in functions:
         lines.append(f"- {function['name']}: {function.get('description', '')}".rstrip(": "))
         parameters = function.get("parameters", {})
-        required = parameters.get("required", ())
+        properties, required = parameters.get("properties", {}), parameters.get("required", ())
         lines += [
             f"  - {name} ({_kind(schema)}{'' if name in required else ', optional'}): {schema.get('description', '')}"
-            for name, schema in parameters.get("properties", {}).items()
+            for name, schema in properties.items()
         ]
-    example = "".join(format_call(function["name"], _example(function)) for function in functions[:2])
-    return "\n".join(
-        [*lines, "", "A reply with its calls looks like this, with your own values:", "", example]
-    ).rstrip()
+        arguments = {}  # of the example: a listed value, 0, or the parameter's description
+        for name in (name for name in required if name in properties):
+            schema = properties[name]
+            default = 0 if schema.get("type") in ("number", "integer") else str(schema.get("description", "text"))
+            arguments[name] = schema["enum"][0] if schema.get("enum") else default
+        calls.append(format_call(function["name"], arguments))
+    lines += ["", "A reply with its calls looks like this, with your own values:", "", "".join(calls[:2])]
+    return "\n".join(lines).rstrip()
 
 
 def _kind(schema: Mapping[str, Any]) -> str:
@@ -131,14 +135,3 @@ def _kind(schema: Mapping[str, Any]) -> str:
         return "one of " + ", ".join(json.dumps(value, ensure_ascii=False) for value in schema["enum"])
     kind = schema.get("type", "string")
     return " or ".join(kind) if isinstance(kind, list) else str(kind)
-
-
-def _example(function: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments for the required parameters: a listed value, 0, or the parameter's description."""
-    parameters = function.get("parameters", {})
-    properties, arguments = parameters.get("properties", {}), {}
-    for name in (name for name in parameters.get("required", ()) if name in properties):
-        schema = properties[name]
-        default = 0 if schema.get("type") in ("number", "integer") else str(schema.get("description", "text"))
-        arguments[name] = schema["enum"][0] if schema.get("enum") else default
-    return arguments
