@@ -234,7 +234,13 @@ class EndpointClient(ServerThread):
             reply = Reply(**cached_reply)
         else:
             task = self._flying[key] = asyncio.create_task(self._send_and_cache(key, body, batch))
-            task.add_done_callback(lambda done: self._on_done(key, done))
+
+            def forget(done: asyncio.Task[Reply]) -> None:
+                del self._flying[key]
+                if not done.cancelled():
+                    done.exception()  # mark the exception as retrieved even if nobody awaits it
+
+            task.add_done_callback(forget)
         if task is not None:
             try:
                 reply = await asyncio.shield(task)  # other requests may await the same task
@@ -243,11 +249,6 @@ class EndpointClient(ServerThread):
                 raise
         self.bill.refused += "refusal" in reply.message
         return reply
-
-    def _on_done(self, key: str, task: asyncio.Task[Reply]) -> None:
-        del self._flying[key]
-        if not task.cancelled():
-            task.exception()  # mark the exception as retrieved even if nobody awaits it
 
     async def _send_and_cache(self, key: str, body: Mapping[str, Any], batch: RequestBatch) -> Reply:
         async with self.slots:
@@ -265,15 +266,24 @@ class EndpointClient(ServerThread):
     async def _send(self, body: Mapping[str, Any], batch: RequestBatch) -> Reply:
         prompt = estimate_prompt_tokens(body)
         max_new_tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 0
-        limit = self.config.tokens_per_minute
-        if limit is not None and prompt + max_new_tokens > limit:
+        tokens, limit = prompt + max_new_tokens, self.config.tokens_per_minute
+        if limit is not None and tokens > limit:
             raise PolicyError(
-                f"{self.name}: one request takes {prompt + max_new_tokens} tokens (prompt and room to answer), "
+                f"{self.name}: one request takes {tokens} tokens (prompt and room to answer), "
                 f"endpoint.tokens_per_minute is {limit}: it can never be sent"
             )
 
         async def attempt() -> Reply:
-            usage = await self._wait_for_turn(prompt + max_new_tokens, batch)
+            async with self._queue:  # wait in line until the rate limits allow a try
+                while True:
+                    if batch.error is not None:
+                        raise batch.error
+                    now = self.clock()
+                    seconds = max(self._quiet_until - now, self._window.wait(now, tokens))
+                    if seconds <= 0:
+                        break
+                    await self.sleep(seconds)
+                usage = self._window.take(now, tokens)
             reply = self._read(await self.send("POST", "/chat/completions", body), prompt, max_new_tokens)
             usage.tokens = reply.prompt_tokens + reply.completion_tokens
             return reply
@@ -286,21 +296,9 @@ class EndpointClient(ServerThread):
         self.bill.prompt_tokens += reply.prompt_tokens
         self.bill.completion_tokens += reply.completion_tokens
         if self.bill.cost is not None and self.prices is not None:
-            prices, tokens = self.prices, (reply.prompt_tokens, reply.completion_tokens)
-            self.bill.cost += sum(price * count for price, count in zip(prices, tokens, strict=True)) / 1e6
+            counts = (reply.prompt_tokens, reply.completion_tokens)
+            self.bill.cost += sum(price * count for price, count in zip(self.prices, counts, strict=True)) / 1e6
         return reply
-
-    async def _wait_for_turn(self, tokens: int, batch: RequestBatch) -> Any:
-        """Wait in line until the rate limits allow a try, and register it."""
-        async with self._queue:
-            while True:
-                if batch.error is not None:
-                    raise batch.error
-                now = self.clock()
-                seconds = max(self._quiet_until - now, self._window.wait(now, tokens))
-                if seconds <= 0:
-                    return self._window.take(now, tokens)
-                await self.sleep(seconds)
 
     def _read(self, response: httpx.Response, prompt: int, max_new_tokens: int) -> Reply:
         """Parse the reply of a response.
@@ -309,7 +307,8 @@ class EndpointClient(ServerThread):
         """
         status, data = response.status_code, parse_json_or_none(response.content)
         is_whole = status == 200 and isinstance(data, Mapping)
-        choice = _choice(data) if is_whole else {}
+        choices = data.get("choices") if is_whole else None
+        choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
         if (message := _message(choice)) is not None:
             usage = data["usage"] if isinstance(data.get("usage"), Mapping) else {}
             estimated_tokens = estimate_message_tokens(message)
@@ -369,15 +368,7 @@ class EndpointClient(ServerThread):
 
 _FIELDS = ("content", "tool_calls", "function_call", "refusal")
 _CUT = ("length", "max_tokens")  # reasons of servers
-
-
 _THOUGHTS = ("thinking", "reasoning")  # types of content parts that are no part of the reply
-
-
-def _choice(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the first choice; {} if there is none."""
-    choices = data.get("choices")
-    return choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
 
 
 def _message(choice: Mapping[str, Any]) -> Mapping[str, Any] | None:
