@@ -325,28 +325,23 @@ class PackedPrompts:
             nodes[row, start:end] = np.arange(offsets[row], offsets[row] + new_tokens[row])
         index = {unique[row]: i for i, row in enumerate(order)}
         self.owner = torch.tensor([index[tuple(prompt)] for prompt in prompts])
-        ids, nodes, self._starts, self._lengths = ids[order], nodes[order], shared[order], lengths[order]
+        ids, nodes, starts, self._lengths = ids[order], nodes[order], shared[order], lengths[order]
         column = np.arange(width)
-        is_own = (column >= self._starts[:, None]) & (column < self._lengths[:, None])
+        is_own = (column >= starts[:, None]) & (column < self._lengths[:, None])
         self.tokens = torch.from_numpy(ids[is_own])
         self.positions = torch.from_numpy(np.broadcast_to(column, ids.shape)[is_own])
         self.nodes = torch.from_numpy(nodes)
-        self.groups = self._group(new_tokens[order])
-
-    def _group(self, new_tokens: np.ndarray) -> list[_QueryGroup]:
-        """Split the rows where the number of own tokens (descending) has halved, so that groups have little padding."""
-        groups = []
-        start = 0
-        while start < len(new_tokens):
-            end = start + int((new_tokens[start:] > new_tokens[start] // 2).sum())
-            steps = np.arange(new_tokens[start])
-            positions = np.minimum(self._starts[start:end, None] + steps, self._lengths[start:end, None] - 1)
-            positions = torch.from_numpy(positions)
-            queries = self.nodes[start:end].gather(1, positions)
-            is_own = torch.from_numpy(steps < new_tokens[start:end, None])
-            groups.append(_QueryGroup(slice(start, end), queries, is_own, positions))
-            start = end
-        return groups
+        # Groups end where the number of own tokens (descending) has halved, so that they have little padding.
+        self.groups: list[_QueryGroup] = []
+        counts, first = new_tokens[order], 0
+        while first < len(counts):
+            rows = slice(first, first + int((counts[first:] > counts[first] // 2).sum()))
+            steps = np.arange(counts[first])
+            positions = np.minimum(starts[rows, None] + steps, self._lengths[rows, None] - 1)
+            queries = self.nodes[rows].gather(1, torch.from_numpy(positions))
+            own_steps = torch.from_numpy(steps < counts[rows, None])
+            self.groups.append(_QueryGroup(rows, queries, own_steps, torch.from_numpy(positions)))
+            first = rows.stop
 
     def last_group(self) -> _QueryGroup:
         """Return the queries of each prompt's last token."""

@@ -208,36 +208,31 @@ def _loading_arguments(loading: LoadingConfig, dtype: str, device: str) -> dict[
             raise ConfigError(f"compute.device_map: no map {loading.device_map!r}: give {', '.join(DEVICE_MAPS)}")
         arguments["device_map"] = loading.device_map
     if loading.load_in_4bit:
-        arguments["quantization_config"] = _four_bit_settings(dtype, device)
+        if importlib.util.find_spec("bitsandbytes") is None:
+            raise ConfigError(
+                f"compute.load_in_4bit: needs bitsandbytes: {install_command('quantize')}, or leave load_in_4bit out"
+            )
+        from transformers import BitsAndBytesConfig
+
+        try:
+            kernels = importlib.import_module("bitsandbytes.functional")
+            kernels.quantize_4bit(torch.zeros(64, 64, device=device), quant_type="nf4", compress_statistics=True)
+        except (RuntimeError, NotImplementedError, ImportError, AttributeError, ValueError) as error:
+            raise ConfigError(
+                f"compute.load_in_4bit: bitsandbytes does not work on device {device!r} here "
+                f"({first_sentence(error)}): install a build for it, or leave load_in_4bit out"
+            ) from error
+        arguments["quantization_config"] = BitsAndBytesConfig(  # QLoRA's: NF4 with double quantization
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=getattr(torch, dtype),
+        )
         arguments.setdefault("device_map", {"": device})  # quantized on the way; `to` would come too late
     if "device_map" in arguments and importlib.util.find_spec("accelerate") is None:
         key = "device_map" if loading.device_map is not None else "load_in_4bit"
         raise ConfigError(f"compute.{key}: needs accelerate: {install_command('train')}")
     return arguments
-
-
-def _four_bit_settings(dtype: str, device: str) -> Any:
-    """Return transformers' settings of QLoRA: NF4 with double quantization, products in `dtype`."""
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ConfigError(
-            f"compute.load_in_4bit: needs bitsandbytes: {install_command('quantize')}, or leave load_in_4bit out"
-        )
-    from transformers import BitsAndBytesConfig
-
-    try:
-        kernels = importlib.import_module("bitsandbytes.functional")
-        kernels.quantize_4bit(torch.zeros(64, 64, device=device), quant_type="nf4", compress_statistics=True)
-    except (RuntimeError, NotImplementedError, ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"compute.load_in_4bit: bitsandbytes does not work on device {device!r} here ({first_sentence(error)}): "
-            "install a build for it, or leave load_in_4bit out"
-        ) from error
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=getattr(torch, dtype),
-    )
 
 
 def first_sentence(error: Exception) -> str:

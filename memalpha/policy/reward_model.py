@@ -349,8 +349,15 @@ class RewardModel:
         """Return the ids of a row. Raises `PolicyError` like `score`."""
         if not isinstance(prompt, str) and not self.tokenizer.chat_template:
             raise PolicyError(f"reward model {self.name!r}: its tokenizer has no chat template: give prompts as texts")
+        if not isinstance(completion, str):
+            [message, *rest] = completion or [{}]
+            text, is_other = message.get("content"), message.get("role") != "assistant" or message.get("tool_calls")
+            if rest or is_other or not isinstance(text, str):
+                problem = "a completion is a text or one message of the assistant with content"
+                raise PolicyError(f"reward model {self.name!r}: {problem}")
+            completion = text
         try:
-            row = encode_row(self.tokenizer, prompt, _text_of(completion, self.name))
+            row = encode_row(self.tokenizer, prompt, completion)
         except TemplateError as error:
             raise PolicyError(f"reward model {self.name!r}: its chat template refuses a prompt: {error}") from error
         length = len(row[0]) + len(row[1])
@@ -370,16 +377,6 @@ class RewardModel:
 
     def _scores(self, prompts: Sequence[Prompt], completions: Sequence[Prompt]) -> np.ndarray:
         return self.score_ids([self.encode(*pair) for pair in zip(prompts, completions, strict=True)])
-
-
-def _text_of(completion: Prompt, name: str) -> str:
-    if isinstance(completion, str):
-        return completion
-    [message, *rest] = completion or [{}]
-    content = message.get("content")
-    if rest or message.get("role") != "assistant" or not isinstance(content, str) or message.get("tool_calls"):
-        raise PolicyError(f"reward model {name!r}: a completion is a text or one message of the assistant with content")
-    return content
 
 
 # --------------------------------------------------------------------------------------------------------------- files

@@ -81,7 +81,14 @@ class TransformersPolicy:
         self.chat = ChatTemplate(tokenizer, name)
         self.prompt = self._recorded(STYLE_KEY, STYLES, KNOWN_STYLES.get(name, "full"))
         self.form = self._recorded(FORM_KEY, FORMS, "native")
-        self.sizes = self._recorded_sizes()
+        sizes = getattr(model.config, SIZES_KEY, None) or tokenizer.init_kwargs.get(SIZES_KEY) or {}
+        is_valid = isinstance(sizes, dict) and sizes.keys() <= {*SIZES}
+        if not is_valid or not all(type(value) is int and value > 0 for value in sizes.values()):
+            raise PolicyError(
+                f"policy {name!r}: {SIZES_KEY} {sizes!r} in its config.json: an object with numbers of tokens under "
+                f"{', '.join(SIZES)} is needed"
+            )
+        self.sizes: dict[str, int] = sizes
         self.quotes = False
         batching = BatchConfig()
         self.batch_tokens, self.batch_rows = batching.batch_tokens, batching.decode_rows
@@ -145,17 +152,6 @@ class TransformersPolicy:
             choice_list = ", ".join(choices)
             raise PolicyError(f"policy {self.name!r}: {key} {value!r} in its config.json is none of {choice_list}")
         return value
-
-    def _recorded_sizes(self) -> dict[str, int]:
-        """Return the sizes that the model was trained on, from its configuration or the tokenizer's."""
-        sizes = getattr(self.model.config, SIZES_KEY, None) or self.tokenizer.init_kwargs.get(SIZES_KEY) or {}
-        is_valid = isinstance(sizes, dict) and sizes.keys() <= {*SIZES}
-        if not is_valid or not all(type(value) is int and value > 0 for value in sizes.values()):
-            raise PolicyError(
-                f"policy {self.name!r}: {SIZES_KEY} {sizes!r} in its config.json: an object with numbers of tokens "
-                f"under {', '.join(SIZES)} is needed"
-            )
-        return sizes
 
     @property
     def reply_form(self) -> str:
@@ -240,21 +236,17 @@ class TransformersPolicy:
                 self._flat = FlatQwen3(model, dtype)
             return FlatRows(self._flat.load(), self.batch_tokens)
         if dtype != model.dtype:
-            model = self._synced_twin(dtype)
-        return SlotRows(model, self.batch_tokens) if has_plain_cache(model) else PaddedRows(model)
-
-    def _synced_twin(self, dtype: torch.dtype) -> Any:
-        """Return a copy of the model in `dtype` with the current weights."""
-        sources = [tensor.detach() for tensor in (*self.model.parameters(), *self.model.buffers())]
-        if self._twin_of is self.model and self._twin.dtype == dtype:
-            targets = [tensor.detach() for tensor in (*self._twin.parameters(), *self._twin.buffers())]
+            sources = [tensor.detach() for tensor in (*model.parameters(), *model.buffers())]
+            is_same = self._twin_of is model and self._twin.dtype == dtype
+            targets = [*self._twin.parameters(), *self._twin.buffers()] if is_same else []
             if [tensor.shape for tensor in targets] == [tensor.shape for tensor in sources]:
                 for target, source in zip(targets, sources, strict=True):
-                    target.copy_(source)
-                return self._twin
-        twin: Any = copy.deepcopy(self.model)
-        self._twin, self._twin_of = twin.to(dtype).requires_grad_(False), self.model
-        return self._twin
+                    target.detach().copy_(source)
+            else:
+                twin: Any = copy.deepcopy(model)
+                self._twin, self._twin_of = twin.to(dtype).requires_grad_(False), model
+            model = self._twin
+        return SlotRows(model, self.batch_tokens) if has_plain_cache(model) else PaddedRows(model)
 
     def prompt_ids(self, requests: Sequence[SampleRequest]) -> list[list[int]]:
         """Return the prompt ids of requests. Raises `PromptTooLong` for one without room for a full reply."""
