@@ -414,17 +414,11 @@ class RunningEpisode:
             exchange = ({"role": "assistant", "content": self.reply}, {"role": "user", "content": observation})
             self.messages = (*self.messages, *exchange)
         else:
-            self.messages = _messages(observation)
+            prompt = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
+            self.messages = tuple(dict[str, str](message) for message in prompt)
             self.opening = len(self.messages)
-
-
-def _messages(prompt: Any) -> Messages:
-    if isinstance(prompt, str):
-        return ({"role": "user", "content": prompt},)
-    messages = tuple(dict[str, str](message) for message in prompt)
-    if not messages or any(not {"role", "content"} <= set(message) for message in messages):
-        raise RewardError(f"an observation is a text or messages with role and content, not {prompt!r}")
-    return messages
+            if not self.messages or any(not {"role", "content"} <= set(message) for message in self.messages):
+                raise RewardError(f"an observation is a text or messages with role and content, not {prompt!r}")
 
 
 class EpisodePool:
