@@ -309,11 +309,7 @@ class CreditScorer(MemoryScorer):
         answers = _Answers(self)
         answers.keep(questions_of(scored), records)
         attempts = [group for group in scored if group.trajectories[0].role == "attempt"]
-        credited = iter(self._credit(attempts, answers))
-        return [next(credited) if group.trajectories[0].role == "attempt" else group for group in scored], records
-
-    def _credit(self, groups: Sequence[TrajectoryGroup], answers: _Answers) -> list[TrajectoryGroup]:
-        comparisons = [comparison for group in groups for comparison in compare_turns(group)]
+        comparisons = [comparison for group in attempts for comparison in compare_turns(group)]
         for comparison in comparisons:
             for states in comparison.states:
                 for question, last in comparison.questions:
@@ -329,7 +325,8 @@ class CreditScorer(MemoryScorer):
             for question in change.questions:
                 answers.add(change.task, question, change.without)
         answers.ask()
-        return [self._with_numbers(group, changes, answers) for group in groups]
+        credited = {id(group): self._with_numbers(group, changes, answers) for group in attempts}
+        return [credited.get(id(group), group) for group in scored], records
 
     def _changes(self, comparison: TurnComparison, answers: _Answers) -> Iterator[list[_Change]]:
         """Yield, for each rollout, the answers that each turn changed otherwise than the group, and their states."""

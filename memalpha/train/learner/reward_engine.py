@@ -58,14 +58,10 @@ class RewardEngine(BaseEngine):
         A pair has two rows (2, K), a rating one (1, K).
         """
         with torch.no_grad():
-            return self._score_items(items)
+            return self.forward_backward(items)
 
     def forward_backward(self, items: Sequence[RewardExample]) -> list[np.ndarray]:
-        """Add the gradient of the mean loss over a step's items; returns their scores as `scores` does."""
-        return self._score_items(items)
-
-    def _score_items(self, items: Sequence[RewardExample]) -> list[np.ndarray]:
-        """Return the scores of each item; add the gradient of the mean loss where gradients are on."""
+        """Add the gradient of the mean loss over a step's items, where gradients are on; return what `scores` does."""
         scores_by_item: list[tuple[int, np.ndarray]] = []
         microbatches = self.world.assign_microbatches(split_microbatches(items, self.config.compute.microbatch_tokens))
         for number, (part, is_live) in enumerate(microbatches, start=1):
