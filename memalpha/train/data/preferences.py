@@ -134,27 +134,21 @@ def parse_preference_line(value: Mapping[str, Any], source: str, form: str = "he
         chosen, rejected = (reply_text(value[key], f"{source}: {key}", form) for key in ("chosen", "rejected"))
         field = "prompt"
     else:
-        prompt, chosen, rejected = _split_chats(value, source, form)
-        field = "chosen"
+        if isinstance(value["chosen"], str) or isinstance(value["rejected"], str):
+            raise DataError(f"{source}: prompt: missing (only chats may hold it themselves)")
+        chats = {key: validate_messages(value[key], f"{source}: {key}") for key in ("chosen", "rejected")}
+        for key, messages in chats.items():
+            if not messages or messages[-1]["role"] != "assistant":
+                raise DataError(f"{source}: {key}: its last message must be the assistant's")
+        prompt, field = chats["chosen"][:-1], "chosen"
+        if chats["rejected"][:-1] != prompt:
+            raise DataError(f"{source}: rejected: what stands before its last message is not what chosen has there")
+        chosen, rejected = (
+            format_message(chat[-1], f"{source}: {key}[{len(chat) - 1}]", form) for key, chat in chats.items()
+        )
     if chosen == rejected:
         raise DataError(f"{source}: rejected: is the same reply as chosen, which prefers nothing: leave the line out")
     return PreferenceLine(prompt, tools, chosen, rejected, field)
-
-
-def _split_chats(value: Mapping[str, Any], source: str, form: str) -> tuple[list[dict[str, Any]], str, str]:
-    """Return what the chats `chosen` and `rejected` have in common, and the last message of each as text."""
-    if isinstance(value["chosen"], str) or isinstance(value["rejected"], str):
-        raise DataError(f"{source}: prompt: missing (only chats may hold it themselves)")
-    chats = {key: validate_messages(value[key], f"{source}: {key}") for key in ("chosen", "rejected")}
-    for key, messages in chats.items():
-        if not messages or messages[-1]["role"] != "assistant":
-            raise DataError(f"{source}: {key}: its last message must be the assistant's")
-    if chats["chosen"][:-1] != chats["rejected"][:-1]:
-        raise DataError(f"{source}: rejected: what stands before its last message is not what chosen has there")
-    chosen, rejected = (
-        format_message(chat[-1], f"{source}: {key}[{len(chat) - 1}]", form) for key, chat in chats.items()
-    )
-    return chats["chosen"][:-1], chosen, rejected
 
 
 KEYS = ("prompt", "chosen", "rejected", "margin", "objective", "completion", "score", "scores", "tools")

@@ -286,7 +286,13 @@ class RunDirectory:
     def check_settings(self, config: LearnerConfig) -> None:
         """Raise `CheckpointError` if the directory holds a run with other settings or data, or without checkpoints."""
         if not self.saved_steps():
-            self._check_no_steps()
+            path = self.path / "metrics.jsonl"
+            steps = sum(1 for line in path.read_bytes().split(b"\n") if line.strip()) if path.exists() else 0
+            if steps:  # step 0's checkpoint precedes them, so all were removed
+                raise CheckpointError(
+                    f"{self.path} holds {counted(steps, 'step')} in metrics.jsonl but no checkpoint: restore its "
+                    "checkpoints, or delete the folder (or take another out=) to start anew"
+                )
             return
         settings = json.loads(config.model_dump_json())
         recorded = self.load_settings() if (self.path / "config.yaml").exists() else settings
@@ -316,16 +322,6 @@ class RunDirectory:
             raise CheckpointError(
                 f"{self.path} holds a run that began with other tasks (data or eval_data has changed since): put back "
                 "the files to resume it, or name another out to train on the new ones"
-            )
-
-    def _check_no_steps(self) -> None:
-        """Raise `CheckpointError` if steps were logged: step 0's checkpoint precedes them, so all were removed."""
-        path = self.path / "metrics.jsonl"
-        steps = sum(1 for line in path.read_bytes().split(b"\n") if line.strip()) if path.exists() else 0
-        if steps:
-            raise CheckpointError(
-                f"{self.path} holds {counted(steps, 'step')} in metrics.jsonl but no checkpoint: restore its "
-                "checkpoints, or delete the folder (or take another out=) to start anew"
             )
 
     def write_settings(self, config: LearnerConfig) -> None:

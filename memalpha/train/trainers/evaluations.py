@@ -286,16 +286,15 @@ def write_examples(path: Path, examples: Sequence[tuple[Task, Systems]]) -> None
     write_json(path, {**first, "more": more} if more else first)
 
 
-def add_walks(path: Path, system: str, walks: Mapping[str, tuple[Trajectory, Sequence[Record]]]) -> None:
-    """Add one system's walks to `eval/example.json`.
+def add_walks(path: Path, walks: Mapping[str, tuple[Trajectory, Sequence[Record]]]) -> None:
+    """Add the trained weights' walks, `after`, to `eval/example.json`.
 
     Args:
         path: File of `write_examples`.
-        system: Name of the system.
         walks: Trajectory and records by task id; tasks of the file that are missing here stay as they are.
     """
     value = json.loads(path.read_text(encoding="utf-8"))
     for example in (value, *value.get("more", ())):
         if example["task"] in walks:
-            example["systems"][system] = walk_trajectory(*walks[example["task"]])
+            example["systems"]["after"] = walk_trajectory(*walks[example["task"]])
     write_json(path, value)

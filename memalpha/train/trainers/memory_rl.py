@@ -211,7 +211,7 @@ class MemoryEvaluations(TaskEvaluations):
 
         def complete() -> dict[str, Any]:
             walks = {group.task.id: (group.trajectories[0], after.records) for group in after.groups}
-            add_walks(self.folder / "example.json", "after", walks)
+            add_walks(self.folder / "example.json", walks)
             return {name: self.directory.read_json(f"eval/{name}.json") for name in self.baselines}
 
         return {**super().summarize(after), "baselines": self.directory.world.run_on_main(complete)}

@@ -102,7 +102,10 @@ def text_trainer(
         score="accuracy" if scorer.can_succeed else "reward",
         stop_below=config.evaluation.stop_below,
     )
-    directory.claim(config, source.fingerprint, _reward_names(environment))
+    names = [getattr(environment, "__name__", type(environment).__name__)]
+    if isinstance(environment, TextGeneration):
+        names = [f"{part.name} * {part.weight:g}" for part in environment.rewards]
+    directory.claim(config, source.fingerprint, names)
     return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
 
@@ -164,8 +167,22 @@ class TextReflection(Reflecting[TextTask]):
             records: Scored answers of each attempt; unused, since text tasks have no questions.
             budget: Tokens of one description, at most.
         """
-        if self.feedback_func is None:
-            texts = [self._describe_failure(attempt) for attempt in attempts]
+        if self.feedback_func is None:  # what a reply misses, part by part
+            environment, texts = self.scorer.environment, []
+            parts = environment.rewards if isinstance(environment, TextGeneration) else ()
+            maxima = {part.name: part.maximum for part in parts}
+            for attempt in attempts:
+                assert attempt.reward is not None
+                sentences, answer = [], attempt.task.columns.get("answer")
+                for name, (value, *_) in attempt.reward.components.items():
+                    maximum = maxima.get(name, 1.0)
+                    if value <= 0 < maximum:
+                        sentences.append(f"{name}: wrong.")
+                    elif value < maximum:
+                        sentences.append(f"{name}: {value:g} of {maximum:g}.")
+                if self.settings.tell_answer and sentences and answer is not None:
+                    sentences.append(f"The answer is {answer}.")
+                texts.append(" ".join(sentences))
         else:
             tasks = [attempt.task for attempt in attempts]
             replies = [attempt.turns[-1].completion.text for attempt in attempts]
@@ -187,30 +204,6 @@ class TextReflection(Reflecting[TextTask]):
 
     def without_advice(self, trajectory: Trajectory[TextTask]) -> list[SampleRequest]:
         return [SampleRequest(messages) for messages in trajectory.states]
-
-    def _describe_failure(self, attempt: Trajectory[TextTask]) -> str:
-        """Describe what the reply misses, part by part."""
-        assert attempt.reward is not None
-        environment = self.scorer.environment
-        parts = environment.rewards if isinstance(environment, TextGeneration) else ()
-        maxima, sentences = {part.name: part.maximum for part in parts}, []
-        for name, values in attempt.reward.components.items():
-            value, maximum = values[0], maxima.get(name, 1.0)
-            if value <= 0 < maximum:
-                sentences.append(f"{name}: wrong.")
-            elif value < maximum:
-                sentences.append(f"{name}: {value:g} of {maximum:g}.")
-        answer = attempt.task.columns.get("answer")
-        if self.settings.tell_answer and sentences and answer is not None:
-            sentences += [f"The answer is {answer}."]
-        return " ".join(sentences)
-
-
-def _reward_names(environment: Any) -> list[str]:
-    """Return name and weight of each reward function, or the name of an environment of the user's own."""
-    if isinstance(environment, TextGeneration):
-        return [f"{part.name} * {part.weight:g}" for part in environment.rewards]
-    return [getattr(environment, "__name__", type(environment).__name__)]
 
 
 def _feedback_function(

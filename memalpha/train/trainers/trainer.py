@@ -485,8 +485,11 @@ class Trainer:
         return math.inf if limit is None else max(0.0, limit - (time.monotonic() - self.start.time) / 60)
 
     def _run_step(self, stop: int, start_time: float) -> dict[str, Any]:
-        is_resumed = self.unrecorded is not None
-        batch, seconds = (None, 0.0) if is_resumed else self._prepare()
+        is_resumed, batch, prepare_start = self.unrecorded is not None, None, time.monotonic()
+        if not is_resumed:
+            self._call("on_step_begin")
+            batch = self.training_step.prepare(self.step)
+        seconds = time.monotonic() - prepare_start
         with nullcontext() if self.is_distributed else defer_interrupt(self.display.log):
             metrics = self.unrecorded or self._train(batch, seconds)
             if self.step % self.config.evaluation.eval_steps == 0 or self.step == stop:
@@ -508,12 +511,6 @@ class Trainer:
                 is_out_of_time = self.world.run_on_main(self._allowed_minutes_left) == 0
                 self.stopped_by = "max_minutes" if is_out_of_time else None
         return metrics
-
-    def _prepare(self) -> tuple[Any, float]:
-        """Return the batch of the next step and the seconds that it took."""
-        start_time = time.monotonic()
-        self._call("on_step_begin")
-        return self.training_step.prepare(self.step), time.monotonic() - start_time
 
     def _train(self, batch: Any, sample_seconds: float) -> dict[str, Any]:
         """Update the weights on a batch; return the step's metrics, which checkpoints hold until they are logged."""
