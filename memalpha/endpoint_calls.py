@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -28,7 +29,7 @@ def parse_name(name: str) -> tuple[str, str]:
         base, model = os.environ.get("OPENAI_BASE_URL") or OPENAI, name.removeprefix("openai:")
     else:
         base, _, model = name.partition("#")
-    if "@" in base or "?" in base:  # looked for first, so that no message shows it
+    if re.search("[^/]@", base) or "?" in base:  # looked for first, so that no message shows it
         raise PolicyError(
             "an address with a password or a query would stand in reports: put the key in a variable "
             "(endpoint.key_env; for an embedder MEMALPHA_EMBEDDING_KEY), and leave out @ and ?"
@@ -116,8 +117,8 @@ def describe_status(status: int, headers: Mapping[str, str], message: str) -> st
 
     No redirect is followed: it would carry the key to another host. Header names are in lower case.
     """
-    if location := headers.get("location"):
-        message = f"a redirect to {location[:300]}, which shows the address to give"
+    if 300 <= status < 400 and (location := headers.get("location")):
+        message = f"a redirect to {location.partition('?')[0][:300]}, which shows the address to give"
     return f"status {status}: {message}" if message else f"status {status}"
 
 

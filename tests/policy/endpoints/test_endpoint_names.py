@@ -11,7 +11,7 @@ from standin import HttpStandIn
 
 from memalpha.config import EndpointConfig
 from memalpha.config.sampling import SamplerConfig
-from memalpha.endpoint_calls import parse_name
+from memalpha.endpoint_calls import describe_status, parse_name
 from memalpha.errors import PolicyError
 from memalpha.policy.load import load_policy
 
@@ -19,6 +19,7 @@ from memalpha.policy.load import load_policy
 def test_names_of_endpoints(monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "")
     assert parse_name("http://localhost:8000/v1/#org/model") == ("http://localhost:8000/v1", "org/model")
+    assert parse_name("http://h:1/@org/v1#m") == ("http://h:1/@org/v1", "m")
     assert parse_name("openai:gpt") == ("https://api.openai.com/v1", "gpt")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1/")
     assert parse_name("openai:gpt") == ("http://127.0.0.1:9/v1", "gpt")
@@ -91,6 +92,8 @@ def test_the_endpoint_itself_is_checked_with_its_own_parameters():
     with HostileServer(models=None) as server:
         load_policy(server.name, endpoint=EndpointConfig(parameters={"top_p": 1}))
         assert json.loads(json.dumps(server.bodies[-1]))["top_p"] == 1
+    assert describe_status(401, {"location": "https://sso/x"}, "invalid key") == "status 401: invalid key"
+    assert "secret" not in describe_status(302, {"location": "https://sso/x?token=secret"}, "")
     for parameters in ({"stream": True}, {"n": 2}, {"model": "other"}, {"messages": []}):
         with pytest.raises(ValueError, match=f"{next(iter(parameters))}: each request asks the named model"):
             EndpointConfig(parameters=parameters)
