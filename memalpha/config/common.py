@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -70,6 +70,12 @@ ONE_IS_A_LIST = BeforeValidator(
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+def _parts_of(annotation: Any) -> Iterator[Any]:
+    yield annotation
+    for part in get_args(annotation):
+        yield from _parts_of(part)
+
+
 class Config(BaseModel):
     """Base of every configuration: frozen, with unknown keys refused."""
 
@@ -80,9 +86,9 @@ class Config(BaseModel):
     def _no_boolean_as_number(cls, data: Any) -> Any:
         """Refuse true and false where pydantic would take 1 and 0."""
         for name, field in cls.model_fields.items() if isinstance(data, Mapping) else ():
-            value, kinds = data.get(name), (field.annotation, *get_args(field.annotation))
+            value, kinds = data.get(name), set(_parts_of(field.annotation))
             items = value if isinstance(value, list | tuple) else [value]
-            if bool not in kinds and Any not in kinds and any(isinstance(item, bool) for item in items):
+            if kinds & {int, float} and bool not in kinds and any(isinstance(item, bool) for item in items):
                 raise ValueError(f"{name}: give another value than true or false")
         return data
 

@@ -43,6 +43,7 @@ REFUSED: dict[type[LearnerConfig], list[tuple[dict[str, Any], str]]] = {
         ({"group_size": 1}, "rollouts of a task are compared, so at least 2 are needed"),
         ({"group_size": True}, "sampling: group_size: give another value than true or false"),
         ({"adam_betas": [0.9, True]}, "optimizer: adam_betas: give another value than true or false"),
+        ({"sharding": False}, "ddp"),
         ({"adam_betas": [0.9, 1.5]}, r"adam_betas\.1: Input should be less than 1"),
         ({"learning_rate": float("inf")}, r"optimizer\.learning_rate: Input should be a finite number"),
         ({"threads": 10**9}, r"compute\.threads: Input should be less than or equal to 1024"),
