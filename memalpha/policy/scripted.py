@@ -18,7 +18,8 @@ from memalpha.types import Chunk, Completion, GoldOperation, Observation, Sample
 KINDS = ("add-all", "oracle", "append-only", "fixed")
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _ASSISTANT_ROLES = ("assistant", "system", "tool")
-_LABEL = re.compile(r"([^\W\d][\w.' -]{0,40}):(?!\S)")
+_USER_LABELS = ("user", "human")
+_ROLE = re.compile(r"(user|human|assistant|ai|system|tool):(?!\S)", re.IGNORECASE)
 
 
 class ScriptedPolicy:
@@ -117,16 +118,18 @@ def _insert_gold(operation: GoldOperation, chunk: Chunk) -> str:
 def _user_lines(chunk: Chunk) -> list[str]:
     """Return every line that no assistant said.
 
-    The speaker stays in front of the text unless it is "user". In plain text `assistant:` holds for its line and for
-    the lines after it, up to the next label.
+    The speaker stays in front of the text unless it is "user". In plain text with lines `user:` a role holds for its
+    line and those after it, up to the next; without, every line is kept: `Assistant: Tom` is a credit of a film.
     """
     if chunk.text is not None:
-        lines, is_assistant = [], False
-        for line in filter(None, map(str.strip, chunk.text.splitlines())):
-            if label := _LABEL.match(line):
-                is_assistant = label[1].lower() == "assistant"
-            lines += [] if is_assistant else [line]
-        return lines
+        lines, kept, role = [*filter(None, map(str.strip, chunk.text.splitlines()))], [], "user"
+        if not any((label := _ROLE.match(line)) and label[1].lower() in _USER_LABELS for line in lines):
+            return lines
+        for line in lines:
+            label = _ROLE.match(line)
+            role = label[1].lower() if label else role
+            kept += [line] if role in _USER_LABELS else []
+        return kept
     return [
         turn.text if turn.speaker.lower() == "user" else f"{turn.speaker}: {turn.text}"
         for turn in chunk.turns

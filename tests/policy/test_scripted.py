@@ -144,3 +144,12 @@ def test_gold_at_folds_what_changes_within_a_chunk():
     assert _gold(("update", "b", "a"), ("update", "c", "b")) == [("update", "c", "a")]
     assert _gold(("update", "b", "a"), ("delete", "", "b")) == [("delete", "", "a")]
     assert _gold(("insert", "x", None), ("delete", "", "a")) == [("insert", "x", None), ("delete", "", "a")]
+
+
+def test_add_all_keeps_all_of_a_plain_text_without_a_user_and_no_line_of_a_reply():
+    for text, kept in (
+        ("Director: Jane\nAssistant: Tom Smith\n\nWe met in Rome.", 3),
+        ("user: hi\nassistant: A recipe\nIngredients: eggs\nSteps: cook\nuser: thx", 2),
+    ):
+        (completion,) = ScriptedPolicy("add-all").sample([SampleRequest((), observation=Observation(Chunk(text=text)))])
+        assert len(parse_calls(completion.text)) == kept
