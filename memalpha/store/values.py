@@ -57,6 +57,7 @@ class _Marks(dict[int, str]):
 
 
 _MARKS = _Marks()
+_ALIKE = {0x66B: ".", 0x66C: ","}  # Arabic signs of decimals and thousands
 _MONTH = (
     r"(?P<month>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sept?(?:ember)?"
     r"|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?"
@@ -109,7 +110,7 @@ def normalize(text: str) -> str:
     A text of nothing but punctuation and articles is only lower-cased and stripped, so that it does not become empty.
     """
     lowered = unicodedata.normalize("NFKC", _FRACTION.sub(" ", _RAISED.sub("^", text))).lower()
-    lowered = lowered.replace("i\u0307", "i")  # the Turkish capital with a dot
+    lowered = lowered.replace("i\u0307", "i").translate(_ALIKE)  # the Turkish capital with a dot
     has_digit = any(map(str.isdigit, lowered))
     plain = re.sub(r"\d", lambda match: str(int(match[0])), lowered) if has_digit and not lowered.isascii() else lowered
     if not plain.replace(" ", "").isalnum():
