@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -112,7 +111,8 @@ def check_data_set(
         folder = path.parent if path.is_file() and len(official) > 1 else path  # the file stands for its folder
         files = tuple(_check_file(folder, file) for file in official)
         if files and folder.is_file() and files[0].state != "known":
-            is_own = not any(fnmatch(path.name, Path(file.path).name) for file in dataset.files)
+            stems = {Path(file.path).stem.lower() for file in dataset.files} | {""}
+            is_own = not any(stem and (stem in path.stem.lower() or path.stem.lower() in stem) for stem in stems)
             files = (replace(files[0], path=str(path), state="own"),) if is_own else files
     faults = () if is_own else dataset.faults
     problem = "is not that of the known file: another version, or damaged"

@@ -59,7 +59,7 @@ def test_check_prints_problems_and_exits_with_1(data, trec):
 def test_a_file_of_ones_own_in_the_format_of_a_set_is_sound(data, tmp_path):
     question = {"id": "q", "question": "Where does Ana live?", "answers": [{"text": "Porto", "answer_start": 13}]}
     paragraphs = [{"context": "Ana lives in Porto.", "qas": [question]}]
-    for name, code in (("mine.json", 0), ("dev-v1.1.json", 1), ("train-v1.1.json", 1)):
+    for name, code in (("mine.json", 0), ("dev-v1.1.json", 1), ("train-v1.1.json", 1), ("dev-v1.1 (1).json", 1)):
         (tmp_path / name).write_text(json.dumps({"data": [{"title": "Ana", "paragraphs": paragraphs}]}))
         found, out, _ = data("check", "squad", f"data={tmp_path / name}")
         assert found == code and ("mine.json: a file of your own, read as one of squad" in out) == (code == 0)
