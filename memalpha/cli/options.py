@@ -266,7 +266,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     if tasks is not None:
         if len(tasks) > 1:
             number, remedy = f"{len(tasks)} conversations", "--namespaces task"
-            if suffix != ".jsonl":
+            if suffix != ".jsonl" or tasks[0].meta.get("source") == "messages":
                 remedy = f"memalpha data prepare {quote(str(file))} chats.jsonl, then read chats.jsonl {remedy},"
             print_note(f"{file}: its {number} go into one namespace; {remedy} gives each its own")
         if left_out := format_left_out(count_left_out(tasks)):

@@ -13,8 +13,8 @@ they are. An export of Slack, Instagram or Messenger is refused with a word on c
 **WhatsApp** on a phone writes two forms: `[24/05/2024, 21:05:09] Ana: text` (iOS) and `24/05/2024, 21:05 - Ana: text`
 (Android). Order, separators, seconds and the 12-hour clock follow the phone's language. A line without such a head
 continues the message before it. Left out are lines of the app (no name, or text behind a U+200E) and placeholders of
-media. Whether the day or the month comes first is decided over the whole file: by a number above 12, by dots (the day),
-or by the order of the messages. If both readings fit, the file is refused, and `dates=` says which holds.
+media. Whether the day or the month comes first is decided over the whole file: by a number above 12, by the
+order of the messages, or by dots (the day). If both readings fit, the file is refused, and `dates=` says which holds.
 
 What an export loses is counted in `Task.meta["left_out"]`: media, deleted messages, notices of WhatsApp, calls of
 tools, and edited branches, which are replies and questions that were replaced by others. WhatsApp names media, deleted
@@ -32,6 +32,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 from shlex import quote
+from types import NoneType
 from typing import Any, NamedTuple
 
 from memalpha.errors import DataError
@@ -93,7 +94,9 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
 
 
 def load_message_lines(path: Path) -> list[Task] | None:
-    """Return the conversations of a file with `{"messages": [...]}` a line as tasks `NAME-LINE`; None for other files.
+    """Return the conversations of a file with `{"messages": [...]}` a line as tasks; None for other files.
+
+    A line may have an `id` of its task (default: NAME-LINE) and a `timestamp` of its messages without one.
 
     Raises:
         DataError: A line is no such object, or a message is invalid; the error names line and field.
@@ -104,9 +107,13 @@ def load_message_lines(path: Path) -> list[Task] | None:
     tasks = []
     for number, line in iterate_lines(path):
         location = f"{path}:{number}"
-        messages = require_field(parse_json(line, location), "messages", list, location)
-        if chunks := chunk_messages(messages, location=f"{location}: messages"):
-            task = Task(id=f"{path.stem}-{number}", chunks=tuple(chunks), meta={"source": "messages"})
+        value = parse_json(line, location)
+        messages = require_field(value, "messages", list, location)
+        if unknown := value.keys() - {"messages", "id", "timestamp"}:
+            raise DataError(f"{location}.{min(unknown)}: no field of a conversation: use messages, id, timestamp")
+        id, timestamp = (require_field(value, name, (str, NoneType), location) for name in ("id", "timestamp"))
+        if chunks := chunk_messages(messages, timestamp=timestamp, location=f"{location}: messages"):
+            task = Task(id=id or f"{path.stem}-{number}", chunks=tuple(chunks), meta={"source": "messages"})
             tasks.append(with_turn_ids(task))
     if not tasks:
         raise DataError(f"{path}: no message has words of a user or an assistant: there is nothing to read")
@@ -212,7 +219,7 @@ def load_exports(
         conversations, needed = _read_assistant(value, path), "conversation has words of a user or an assistant"
     elif first.keys() >= {"type", "ts"} and "role" not in first:
         raise DataError(f"{path}: a day of a Slack export, which names its people by ids: write {MESSAGES}")
-    elif isinstance(value, Mapping) and value.keys() >= {"participants", "messages", "title"}:
+    elif isinstance(value, Mapping) and "participants" in value and _is_of_meta(value.get("messages")):
         problem = "an export of Instagram or Messenger, newest message first and in letters that were encoded twice"
         raise DataError(f"{path}: {problem} (text.encode('latin-1').decode() mends them): write {MESSAGES}")
     elif isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or _is_messenger_chat(value)):
@@ -414,6 +421,11 @@ def _from_iso(value: Any, location: str) -> str | None:
 # --------------------------------------------------------------------------------------------------- Telegram, Discord
 
 
+def _is_of_meta(messages: object) -> bool:
+    """Return True for the messages of an export of Instagram or Messenger."""
+    return isinstance(messages, list) and any(isinstance(m, Mapping) and "sender_name" in m for m in messages)
+
+
 def _is_messenger_chat(value: Mapping[str, Any]) -> bool:
     """Return True for a chat of Telegram or Discord: messages with a date and an author instead of a role."""
     items = value.get("messages")
@@ -484,7 +496,7 @@ _SPACES = re.compile("[\u00a0\u2009\u202f]")
 _MOMENT = (
     r"(?P<first>\d{1,4})(?P<separator>[./-]) ?(?P<second>\d{1,2})(?P=separator) ?(?P<third>\d{1,4})\.?"
     r"(?: \u0433\.| à)?[,،]? (?:klo )?(?P<before>오전|오후|午前|午後|上午|下午|凌晨|清晨|早上|中午|晚上)? ?"
-    r"(?P<hour>\d{1,2})(?:[:.]| ?h ?)(?P<minute>\d{2})(?:(?:[:.]| min )(?P<seconds>\d{2})(?: s\b)?)?"
+    r"(?P<hour>\d{1,2})(?P<colon>[:.]| ?h ?)(?P<minute>\d{2})(?:(?:[:.]| min )(?P<seconds>\d{2})(?: s\b)?)?"
     r"(?: ?(?P<after>[ap]\.? ?m\.?|[πμ]\.?μ\.?|[صم]|[قب]\.ظ\.?|pt?g|sa|ch|öö|ös)| ?\u0447\.)?"
 )
 _MORNING = ("a", "π", "ص", "ق", "pg", "sa", "öö", "오전", "午前", "上午", "凌晨", "清晨", "早上")
@@ -502,8 +514,9 @@ _LEFT_OUT_WORDS = (
 _APP_NOTE = re.compile("[ \n]?\u200e<[^<>\n]*>$")
 # An iPhone writes the name of a document before its note: "Rent.pdf • \u200e2 pages \u200edocument omitted".
 _MEDIA_NOTE = re.compile(
+    r"(?:^[^\n]* • \u200e[^\u200e\n]+)?[ \n]?\u200e<[^<>\n]*:[^<>\n]*>$|"
     r"(?:^[^\n]*(?:\.(?:pdf|docx?|xlsx?|pptx?|txt|csv|zip)| • \u200e[^\u200e\n]+))?[ \n]?"
-    rf"\u200e(?:<[^<>\n]*:[^<>\n]*>|[^\u200e<>\n]{{1,80}} {_LEFT_OUT_WORDS})$",
+    rf"\u200e[^\u200e<>\n]{{1,80}} {_LEFT_OUT_WORDS}$",
     re.IGNORECASE,
 )
 _POLL_OPTION = re.compile(r"\u200e[^:\n]{1,30}: .+ \(\u200e?\d+ [^()]+\)")
@@ -580,11 +593,13 @@ def _match_head(line: str) -> re.Match[str] | None:
 
 
 def _parse(text: str, location: str) -> Iterator[_Message]:
-    """Yield the messages; only heads of the first one's form begin another."""
+    """Yield the messages; only heads of the first one's form, with its separators, begin another."""
     entries: list[tuple[int, re.Match[str], list[str]]] = []  # number of its first line, head, lines
+    first = None
     for number, line in enumerate(text.split("\n"), 1):
         match = _match_head(line)
-        if match is not None and (not entries or match.re is entries[0][1].re):
+        form = match and (match.re, match["separator"], match["colon"])
+        if match is not None and form == (first := first or form):
             entries.append((number, match, [_after_head(line, match.end())]))
         elif entries:
             entries[-1][2].append(line)
@@ -661,12 +676,13 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
     if not readings:
         orders_read = f"read {' or '.join(orders)} from {_FIRST_YEAR} on: write years first with four digits"
         raise DataError(f"{path}:{problem[0]}: there is no date {problem[1]}, {orders_read}")
-    # With dots, every language writes the day before the month.
-    if len(readings) == 1 or readings[0] == readings[1] or messages[0].separator == ".":
+    if len(readings) == 1 or readings[0] == readings[1]:
         return readings[0]
     in_order = [times for times in readings if all(a.date() <= b.date() for a, b in pairwise(times))]
     if len(in_order) == 1:
         return in_order[0]
+    if messages[0].separator == ".":  # with dots, every language writes the day before the month
+        return readings[0]
     raise DataError(
         f"{path}: the dates may begin with the day or the month ({'/'.join(messages[0].date)} on line "
         f"{messages[0].line}): say which with dates=day-first or dates=month-first; memalpha read takes the task file "

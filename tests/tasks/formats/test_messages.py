@@ -193,3 +193,16 @@ def test_an_export_that_cannot_be_read_says_why(tmp_path, value, says):
     file.write_text(json.dumps(value))
     with pytest.raises(DataError, match=says):
         load_tasks(file)
+
+
+def test_a_conversation_a_line_may_have_an_id_and_a_time_and_no_other_field(tmp_path: Path):
+    line = {"messages": [{"role": "user", "content": "Hi"}], "id": "x", "timestamp": "2024-05-01"}
+    (tmp_path / "chats.ndjson").write_text(f"{json.dumps(line)}\n{json.dumps(line | {'id': 'y'})}\n")
+    tasks = load_tasks(tmp_path / "chats.ndjson")
+    assert [(task.id, task.chunks[0].timestamp) for task in tasks] == [("x", "2024-05-01"), ("y", "2024-05-01")]
+    (tmp_path / "more.jsonl").write_text(json.dumps(line | {"tools": []}))
+    with pytest.raises(DataError, match=r"more\.jsonl:1\.tools: no field of a conversation"):
+        load_tasks(tmp_path / "more.jsonl")
+    own = {"title": "x", "participants": ["a"], "messages": line["messages"]}
+    (tmp_path / "own.json").write_text(json.dumps(own))
+    assert load_tasks(tmp_path / "own.json")[0].chunks[0].turns[0].text == "Hi"  # no export of Instagram

@@ -152,6 +152,7 @@ def test_what_cannot_be_read_is_said(tmp_path, text, options, message):
         ("talk.srt", "1\n00:00:01,000 --> 00:00:04,000\nI moved."),
         ("talk.vtt", "WEBVTT\n\n00:01.000 --> 00:04.000\nI moved."),
         ("notes.md", "# Notes"),
+        ("links.md", "[Diary](x)\nI moved."),
         ("messages.html", "<p>I moved.</p>"),
         ("diary", "I moved."),
     ],
@@ -282,3 +283,18 @@ def test_media_in_other_languages_are_media_and_names_of_documents_are_nobody_s_
     android = [*(f"Eva (2).vcf ({words})" for words in attached), "Rent.pdf (last page)"]
     task, turns = load(tmp_path, "".join(f"24/05/2024, 21:05 - Ana: {text}\n" for text in android))
     assert [words for _, _, words in turns] == ["Rent.pdf (last page)"] and task.meta["left_out"] == {"media": 6}
+
+
+def test_a_caption_that_ends_in_a_document_s_name_stays(tmp_path) -> None:
+    said = f"I paid Bob 300 euros for invoice.pdf {LRM}<attached: 00000012-PHOTO.jpg>"
+    assert chat(tmp_path, f"[24/05/2024, 21:05:09] Ana: {said}\n")[0][2] == "I paid Bob 300 euros for invoice.pdf"
+
+
+def test_heads_with_other_separators_are_words_of_the_message(tmp_path) -> None:
+    said = "Dates:\n12/06/2024 10h30 - Dentist: bring card\n12.06.2024, 10:30 - Ben: hi"
+    assert chat(tmp_path, f"24/05/2024, 21:05 - Ana: {said}\n") == [("2024-05-24T21:05", "Ana", said)]
+
+
+def test_the_order_of_the_messages_decides_before_dots(tmp_path) -> None:
+    times = [time for time, _, _ in chat(tmp_path, "04.12.24, 10:00 - Ana: a\n05.01.24, 10:00 - Ana: b\n")]
+    assert times == ["2024-04-12T10:00", "2024-05-01T10:00"]
