@@ -229,14 +229,10 @@ def make_ids(
     Raises:
         StoreError: No free id was found.
     """
-    candidates = []
-    for number, content in enumerate(contents, position):
-        suffix = hashlib.blake2b(f"{number}\0{content}".encode()).digest().translate(_CHARACTERS).decode()
-        code = _ALPHABET[number & 31]
-        while number := number >> 5:
-            code = _ALPHABET[number & 31] + code
-        stem, shortest = (f"{id_topic(content)}#{code}.", 2) if has_erasure else (f"{id_topic(content)}#", 1)
-        candidates.append((content, stem, suffix, shortest))
+    candidates = [
+        (content, *_id_parts(content, number, has_erasure=has_erasure))
+        for number, content in enumerate(contents, position)
+    ]
     free: set[str] = set()
     used: set[str] = set()
     while True:
@@ -264,6 +260,16 @@ def id_topic(content: str) -> str:
         match = _TWO_WORDS.match(text)
         words = [word for word in match.groups() if word] if match else []
     return "-".join(words)[:24].strip("-") or "m"
+
+
+def _id_parts(content: str, position: int, *, has_erasure: bool) -> tuple[str, str, int]:
+    """Return the stem and the suffix of an id, and the shortest length of the suffix."""
+    topic = id_topic(content)
+    suffix = hashlib.blake2b(f"{position}\0{content}".encode()).digest().translate(_CHARACTERS).decode()
+    code = _ALPHABET[position & 31]
+    while position := position >> 5:
+        code = _ALPHABET[position & 31] + code
+    return (f"{topic}#{code}.", suffix, 2) if has_erasure else (topic + "#", suffix, 1)
 
 
 def clean_content(value: object) -> str:

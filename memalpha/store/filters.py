@@ -256,14 +256,22 @@ def _parse_field(field: str, value: Any, depth: int) -> Iterable[Filter]:
             yield Condition(field, "$ne" if operand else "$eq", None)
             continue
         operand = _json_operand(location, operand)
-        if field in FILTERED and operator != "$contains":  # of a type that the entry's own field may have
-            kind, kind_name = (float, "number") if field in NUMBERS else (str, "text")
+        if field in FILTERED and operator != "$contains":
             for value in operand if operator in ("$in", "$nin") else [operand]:
-                if field in TIMES and operator in ORDER and not (isinstance(value, str) and is_iso_time(value)):
-                    raise StoreError(f"{location}: {brief_repr(value)} is no ISO 8601 date or time (2024-05-01)")
-                if comparison_type(value) is not kind and (value is not None or operator in ORDER):
-                    raise StoreError(f"{location}: a {kind_name} is needed, not {brief_repr(value)}")
+                _check_own(location, field, value, is_bound=operator in ORDER)
         yield Not(Condition(field, "$in", operand)) if operator == "$nin" else Condition(field, operator, operand)
+
+
+def _check_own(location: str, field: str, operand: Any, *, is_bound: bool) -> None:
+    """Raise `StoreError` for a bound, or a value to equal, of a type that an entry's own field never has."""
+    if field in TIMES and is_bound and not (isinstance(operand, str) and is_iso_time(operand)):
+        raise StoreError(f"{location}: {brief_repr(operand)} is no ISO 8601 date or time (2024-05-01)")
+    if operand is None and not is_bound:
+        return
+    if comparison_type(operand) is not (float if field in NUMBERS else str):
+        raise StoreError(
+            f"{location}: a {'number' if field in NUMBERS else 'text'} is needed, not {brief_repr(operand)}"
+        )
 
 
 def _unknown_operator(operator: object, location: str = "") -> StoreError:

@@ -583,19 +583,21 @@ class SQLiteDatabase(Backend, ForkAware):
                     raise self._scrub_pending("other processes read the file, whose write-ahead log holds what was")
                 self.connection.execute("DELETE FROM meta WHERE key = 'scrub'")
             except sqlite3.OperationalError as error:
-                code = vars(error).get("sqlite_errorname", "")
-                obstacle = f"the file cannot be rewritten ({error})"
-                if code.startswith("SQLITE_BUSY"):
-                    obstacle = "another process has the file locked"
-                elif code == "SQLITE_FULL" or code.startswith("SQLITE_IOERR"):
-                    size = self._pragma("page_count") * self._pragma("page_size") / 2**20
-                    obstacle = (
-                        f"there is no room to rewrite the file ({error}): {2 * size:.0f} MB beside it and {size:.0f} "
-                        "MB for temporary files are needed"
-                    )
-                raise self._scrub_pending(obstacle) from error
+                raise self._scrub_pending(self._scrub_obstacle(error)) from error
             finally:
                 self.connection.execute(f"PRAGMA busy_timeout = {1000 * LOCK_TIMEOUT:.0f}")
+
+    def _scrub_obstacle(self, error: sqlite3.OperationalError) -> str:
+        code = vars(error).get("sqlite_errorname", "")
+        if code.startswith("SQLITE_BUSY"):
+            return "another process has the file locked"
+        size = self._pragma("page_count") * self._pragma("page_size") / 2**20
+        if code == "SQLITE_FULL" or code.startswith("SQLITE_IOERR"):
+            return (
+                f"there is no room to rewrite the file ({error}): {2 * size:.0f} MB beside it and {size:.0f} MB for "
+                "temporary files are needed"
+            )
+        return f"the file cannot be rewritten ({error})"
 
     def _scrub_pending(self, obstacle: str) -> ScrubPending:
         return ScrubPending(

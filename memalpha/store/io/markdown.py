@@ -126,14 +126,7 @@ def render_markdown(schema: MemorySchema, core: str, entries: Iterable[MemoryEnt
     for entry in entries:
         entries_by_category[entry.category].append(entry)
     for name, category_entries in entries_by_category.items():
-        parts.append(f"\n## {name}\n")
-        for entry in category_entries:
-            first_line, *further_lines = map(_escape, entry.content.split("\n"))
-            fields = {name: getattr(entry, name) for name in FIELDS}
-            written = {name: value for name, value in fields.items() if value not in (None, _DEFAULTS.get(name))}
-            details = to_json(written).replace("`", "\\u0060")
-            lines = [f"  {line}\n" if line else "\n" for line in further_lines]
-            parts += [f"\n- {first_line}\n", *lines, f"  `{details}`\n"]
+        parts.append(f"\n## {name}\n" + "".join(f"\n{_render_entry(entry)}" for entry in category_entries))
     return "".join(parts)
 
 
@@ -187,6 +180,16 @@ def read_markdown(path: str | Path) -> MarkdownDocument:
         if operation.id and first_lines.setdefault(operation.id, number) != number:
             raise DataError(f"{path}:{number}: id {operation.id!r}: line {first_lines[operation.id]} has it already")
     return MarkdownDocument(None if core is None else "\n".join(core).strip(), core_line, tuple(entries))
+
+
+def _render_entry(entry: MemoryEntry) -> str:
+    first_line, *further_lines = map(_escape, entry.content.split("\n"))
+    fields = {name: getattr(entry, name) for name in FIELDS}
+    written = {name: value for name, value in fields.items() if value is not None and value != _DEFAULTS.get(name)}
+    details = to_json(written).replace("`", "\\u0060")
+    return "".join(
+        [f"- {first_line}\n", *(f"  {line}\n" if line else "\n" for line in further_lines), f"  `{details}`\n"]
+    )
 
 
 def _escape(line: str) -> str:

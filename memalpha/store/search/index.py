@@ -265,8 +265,7 @@ class NamespaceIndex(ForkAware):
     @no_deadline()
     def _build_corpus(self) -> Corpus:
         """Build the corpus from the stored rows."""
-        live_entries = no_deadline()(self._rows.entries.live)
-        corpus = Corpus(self._encoder(), (), live_entries, descriptions=self._descriptions, approximate=True)
+        corpus = Corpus(self._encoder(), (), self._live_entries, descriptions=self._descriptions, approximate=True)
         without_vector = []
         for page in self._rows.vectors.search_rows(_PAGE):
             without_vector += [row for row in page if row[-1] is None]
@@ -288,6 +287,10 @@ class NamespaceIndex(ForkAware):
                 for id, value in zip(ids, values, strict=True) if set(map(type, values)) != {kind} else ():
                     check_stored(id, what, value, kind)
             corpus.load(ids, texts, groups, orders, list(map(Span.from_origin, *origins)), origins[3], stored)
+
+    @no_deadline()
+    def _live_entries(self) -> list[MemoryEntry]:
+        return self._rows.entries.live()
 
     def _encoder(self) -> StoredEmbedder:
         return StoredEmbedder(self._rows, self._embedder.load())

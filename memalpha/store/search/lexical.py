@@ -46,7 +46,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
 from threading import local
@@ -193,6 +193,10 @@ def _half_words(term: str) -> int:
     return len(term) - 1 if UNSPACED.match(term) else 2
 
 
+def _is_character(term: str) -> bool:
+    return len(term) == 1 and UNSPACED.match(term) is not None
+
+
 def with_room(values: np.ndarray, size: int) -> np.ndarray:
     """Return an array of at least `size` rows that begins with `values`; new rows are 0, and as many as those."""
     if size <= len(values):
@@ -242,13 +246,7 @@ class LexicalIndex:
                 counts = term_counts(text)
                 is_even = _MAY_BE_UNSPACED.search(text) is None
                 self.lengths[slot] = counts.total() if is_even else word_count(counts.elements())
-                for term, count in counts.items():
-                    number = self._terms.setdefault(term, len(self._terms))
-                    term_slots, term_counts_at_slots = self._recent.setdefault(number, ([], []))
-                    term_slots.append(slot)
-                    term_counts_at_slots.append(count)
-                    self._joined.pop(number, None)
-                self._recent_size += len(counts)
+                self._add(slot, counts)
             return
         numbers, sizes, term_arrays = _TokenNumbers(self._terms), [], []
         uneven: dict[int, int] = {}  # length by slot of texts of which a term may be no word
@@ -267,6 +265,15 @@ class LexicalIndex:
         holders = (pairs % len(self.lengths)).astype(np.int32)
         self._unmerged.append(((pairs // len(self.lengths)).astype(np.int32), holders, counts.astype(np.int32)))
         self._joined.clear()
+
+    def _add(self, slot: int, counts: Mapping[str, int]) -> None:
+        for term, count in counts.items():
+            number = self._terms.setdefault(term, len(self._terms))
+            slots, term_counts_at_slots = self._recent.setdefault(number, ([], []))
+            slots.append(slot)
+            term_counts_at_slots.append(count)
+            self._joined.pop(number, None)
+        self._recent_size += len(counts)
 
     @property
     def needs_settling(self) -> bool:
@@ -372,7 +379,7 @@ class SelectedPostings:
             return None
         ends = np.searchsorted(selected, np.cumsum([0, *map(len, slots)]))
         numbers = np.repeat(np.arange(len(terms)), ends[1:] - ends[:-1])
-        is_lent = np.array([len(term) != 1 or not UNSPACED.match(term) for term in dict.fromkeys(query)])
+        is_lent = np.array([not _is_character(term) for term in dict.fromkeys(query)])
         counts = np.concatenate(counts)[selected]
         return TermMatches(np.array(repeats), is_lent, numbers, documents[selected], counts)
 

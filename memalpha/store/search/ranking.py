@@ -408,11 +408,8 @@ class Selection:
             vector: Embedding of the query `(1, dim)`; None for the route "bm25".
             route: The route, which `corpus` explains.
         """
-        dense = lexical = None
-        if vector is not None and self._rows is not None:
-            dense = inner_products(vector, self._rows)[0]
-        elif vector is not None:
-            dense = self._corpus.vectors.scores(vector)[0, self.slots]
+        dense = None if vector is None else self._dense_scores(vector)
+        lexical = None
         if route != "dense":
             lexical = (self._neighbour_scores(query) if route == "soft" else None) or self.bm25_scores(query)
         features = Features(self.slots, dense, lexical)
@@ -423,10 +420,7 @@ class Selection:
             group, category = (None, None) if priors is None else (values[self.groups] for values in priors)
             return features._replace(group=group, category=category, marks=self._corpus.marks[self.slots])
         if route == "hard" and dense is not None and lexical is not None:
-            # Only documents in the best round(sqrt(groups)) groups.
-            prior = np.add(*self.group_priors(vector))
-            sorted_priors = np.sort(prior[np.unique(self.groups)])
-            best = prior[self.groups] >= sorted_priors[-max(1, round(len(sorted_priors) ** 0.5))]
+            best = self._in_best_groups(vector)
             lexical = lexical._replace(scores=lexical.scores[best], passages=lexical.passages[best])
             return Features(self.slots[best], dense[best], lexical)
         return features
@@ -475,6 +469,12 @@ class Selection:
             return None
         contents, purposes = self.group_priors(vector)
         return self._fit * contents, self._fit * purposes
+
+    def _dense_scores(self, vector: np.ndarray) -> np.ndarray:
+        """Return the inner products of a query's vector `(1, dim)` with the documents', float64 `(n,)`."""
+        if self._rows is None:
+            return self._corpus.vectors.scores(vector)[0, self.slots]
+        return inner_products(vector, self._rows)[0]
 
     def documents_at(self, slots: np.ndarray) -> np.ndarray:
         """Return the documents of slots by their index in this selection, without removed ones."""
@@ -548,6 +548,13 @@ class Selection:
             documents, best, number = matches.best(idf, self._lexical.lengths, inverse_mean)
             scores[documents], numbers[documents] = best, number
         return LexicalScores(scores, numbers)
+
+    def _in_best_groups(self, vector: np.ndarray) -> np.ndarray:
+        """Return a mask of the documents in the best round(sqrt(groups)) groups, bool `(n,)`."""
+        contents, purposes = self.group_priors(vector)
+        prior = contents + purposes
+        sorted_priors = np.sort(prior[np.unique(self.groups)])
+        return prior[self.groups] >= sorted_priors[-max(1, round(len(sorted_priors) ** 0.5))]
 
     def group_priors(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the inner products with the mean of each group's vectors, and with what it is for, both `(size,)`."""
