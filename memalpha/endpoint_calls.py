@@ -29,7 +29,7 @@ def parse_name(name: str) -> tuple[str, str]:
         base, model = os.environ.get("OPENAI_BASE_URL") or OPENAI, name.removeprefix("openai:")
     else:
         base, _, model = name.partition("#")
-    if re.search("[^/]@", base) or "?" in base:  # looked for first, so that no message shows it
+    if may_hold_key(base):  # looked for first, so that no message shows it
         raise PolicyError(
             "an address with a password or a query would stand in reports: put the key in a variable "
             "(endpoint.key_env; for an embedder MEMALPHA_EMBEDDING_KEY), and leave out @ and ?"
@@ -39,6 +39,11 @@ def parse_name(name: str) -> tuple[str, str]:
     if split_address(base) is None:
         raise PolicyError(f"{base!r} is not the address of an endpoint: write http://HOST:PORT/v1#MODEL")
     return base.rstrip("/"), model
+
+
+def may_hold_key(address: str) -> bool:
+    """Return True for an address with a query, or with a user or password before its host."""
+    return "?" in address or re.search("[^/]@", address) is not None
 
 
 def split_address(address: str) -> SplitResult | None:

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator
 
 from memalpha.config.common import ChatConfig, Config
-from memalpha.endpoint_calls import split_address
+from memalpha.endpoint_calls import may_hold_key, split_address
 
 
 class BatchConfig(Config):
@@ -71,7 +71,7 @@ class SamplerConfig(Config):
     @classmethod
     def _is_address(cls, url: str) -> str:
         address = url.removeprefix(SAMPLER_PREFIX).partition("#")[0]
-        if "@" in address or "?" in address:
+        if may_hold_key(address):
             raise ValueError("an address with a password or a query would stand in config.yaml: leave it out")
         parts = split_address(address)
         if not url.startswith(SAMPLER_PREFIX) or parts is None or parts.path.strip("/"):

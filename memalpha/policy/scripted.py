@@ -122,14 +122,14 @@ def _user_lines(chunk: Chunk) -> list[str]:
     line and those after it, up to the next; without, every line is kept: `Assistant: Tom` is a credit of a film.
     """
     if chunk.text is not None:
-        lines, kept, role = [*filter(None, map(str.strip, chunk.text.splitlines()))], [], "user"
+        lines, user_lines, role = [*filter(None, map(str.strip, chunk.text.splitlines()))], [], "user"
         if not any((label := _ROLE.match(line)) and label[1].lower() in _USER_LABELS for line in lines):
             return lines
         for line in lines:
             label = _ROLE.match(line)
             role = label[1].lower() if label else role
-            kept += [line] if role in _USER_LABELS else []
-        return kept
+            user_lines += [line] if role in _USER_LABELS else []
+        return user_lines
     return [
         turn.text if turn.speaker.lower() == "user" else f"{turn.speaker}: {turn.text}"
         for turn in chunk.turns

@@ -125,7 +125,7 @@ def holds_tasks(path: Path) -> bool:
         return True
     items = split_json_items(read_text(path).encode(), str(path))
     first = parse_json_or_none(items[0][1]) if items else None
-    return not isinstance(first, dict) or not {"chunks", "role", "content"}.isdisjoint(first)
+    return not isinstance(first, dict) or not {"chunks", "messages", "role", "content"}.isdisjoint(first)
 
 
 def _as_dataset(value: Any) -> Dataset | None:

@@ -111,8 +111,8 @@ def check_data_set(
         folder = path.parent if path.is_file() and len(official) > 1 else path  # the file stands for its folder
         files = tuple(_check_file(folder, file) for file in official)
         if files and folder.is_file() and files[0].state != "known":
-            stems = {Path(file.path).stem.lower() for file in dataset.files} | {""}
-            is_own = not any(stem and (stem in path.stem.lower() or path.stem.lower() in stem) for stem in stems)
+            own, stems = path.stem.lower(), [Path(file.path).stem.lower() for file in dataset.files]
+            is_own = not any(stem in own or own in stem for stem in stems)
             files = (replace(files[0], path=str(path), state="own"),) if is_own else files
     faults = () if is_own else dataset.faults
     problem = "is not that of the known file: another version, or damaged"

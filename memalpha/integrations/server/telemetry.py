@@ -86,7 +86,7 @@ class RequestRecord:
 
 
 class Telemetry:
-    """What a server tells of its requests: counts and times, a span, and a line of the log for each.
+    """Tell of a server's requests: counts and times, a span, and a line of the log for each.
 
     Attributes:
         registry: Counts and times for Prometheus.

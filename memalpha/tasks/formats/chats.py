@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK
 from memalpha.tasks.formats.files import require_field
-from memalpha.tasks.formats.jsonl import MESSAGES, iterate_lines
+from memalpha.tasks.formats.jsonl import MESSAGES, find_problems, iterate_lines, parse_unique
 from memalpha.tasks.formats.messages import (
     Utterance,
     chunk_messages,
@@ -99,25 +99,31 @@ def load_message_lines(path: Path) -> list[Task] | None:
     A line may have an `id` of its task (default: NAME-LINE) and a `timestamp` of its messages without one.
 
     Raises:
-        DataError: A line is no such object, or a message is invalid; the error names line and field.
+        DataError: A line is no such object, holds no words or the id of another, or a message is invalid; the error
+            names line and field.
     """
     first = parse_json_or_none(next((line for _, line in iterate_lines(path)), b""))
     if not isinstance(first, Mapping) or "chunks" in first or not isinstance(first.get("messages"), list):
         return None
-    tasks = []
-    for number, line in iterate_lines(path):
-        location = f"{path}:{number}"
-        value = parse_json(line, location)
-        messages = require_field(value, "messages", list, location)
-        if unknown := value.keys() - {"messages", "id", "timestamp"}:
-            raise DataError(f"{location}.{min(unknown)}: no field of a conversation: use messages, id, timestamp")
-        id, timestamp = (require_field(value, name, (str, NoneType), location) for name in ("id", "timestamp"))
-        if chunks := chunk_messages(messages, timestamp=timestamp, location=f"{location}: messages"):
-            task = Task(id=id or f"{path.stem}-{number}", chunks=tuple(chunks), meta={"source": "messages"})
-            tasks.append(with_turn_ids(task))
-    if not tasks:
-        raise DataError(f"{path}: no message has words of a user or an assistant: there is nothing to read")
-    return tasks
+    return parse_unique(((f"{path}:{number}", line) for number, line in iterate_lines(path)), _parse_messages)
+
+
+def _parse_messages(raw: bytes, location: str) -> Task:
+    """Return the conversation of one line, `location` being `file:line`."""
+    value = parse_json(raw, location)
+    messages = require_field(value, "messages", list, location)
+    if unknown := value.keys() - {"messages", "id", "timestamp"}:
+        raise DataError(f"{location}.{min(unknown)}: no field of a conversation: use messages, id, timestamp")
+    id, timestamp = (require_field(value, name, (str, NoneType), location) for name in ("id", "timestamp"))
+    chunks = chunk_messages(messages, timestamp=timestamp, location=f"{location}: messages")
+    if not chunks:
+        raise DataError(f"{location}: messages: none has words of a user or an assistant: leave the line out")
+    file, _, line = location.rpartition(":")
+    id = f"{Path(file).stem}-{line}" if id is None else id
+    task = with_turn_ids(Task(id=id, chunks=tuple(chunks), meta={"source": "messages"}))
+    for field, problem in find_problems(task):
+        raise DataError(f"{location}: {field}: {problem}")
+    return task
 
 
 def count_left_out(tasks: Iterable[Task]) -> dict[str, int]:

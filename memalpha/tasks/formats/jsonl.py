@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,18 +64,18 @@ def load_jsonl(path: str | Path) -> list[Task]:
         data = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}): give the path of a JSON Lines file") from error
-    tasks = _parse_unique(split_json_items(data, str(path)))
+    tasks = parse_unique(split_json_items(data, str(path)))
     if not tasks:
         raise DataError(f"{path}: holds no task: write one JSON object a line")
     return tasks
 
 
-def _parse_unique(items: Iterable[tuple[str, bytes]]) -> list[Task]:
-    """Return the tasks of (location, JSON), whose ids must differ."""
+def parse_unique(items: Iterable[tuple[str, bytes]], parse: Callable[[bytes, str], Task] | None = None) -> list[Task]:
+    """Return the tasks of (location, JSON), whose ids must differ, as `parse` (default: `parse_task`) reads them."""
     places: dict[str, str] = {}
     tasks = []
     for location, raw in items:
-        tasks.append(task := parse_task(raw, location))
+        tasks.append(task := (parse or parse_task)(raw, location))
         if task.id in places:
             raise DataError(f"{location}: id: task {task.id!r} is at {places[task.id]} already: ids are unique")
         places[task.id] = location
@@ -299,7 +299,7 @@ def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Task]:
     Raises:
         DataError: A row is no task; names its number, from 0, and the field. There is none, or two have one id.
     """
-    tasks = _parse_unique((f"row {n}", json.dumps(_drop_empty(row)).encode()) for n, row in enumerate(rows))
+    tasks = parse_unique((f"row {n}", json.dumps(_drop_empty(row)).encode()) for n, row in enumerate(rows))
     if not tasks:
         raise DataError("the data set holds no row")
     return tasks

@@ -203,6 +203,15 @@ def test_a_conversation_a_line_may_have_an_id_and_a_time_and_no_other_field(tmp_
     (tmp_path / "more.jsonl").write_text(json.dumps(line | {"tools": []}))
     with pytest.raises(DataError, match=r"more\.jsonl:1\.tools: no field of a conversation"):
         load_tasks(tmp_path / "more.jsonl")
+    for changed, problem in (
+        ({}, "id: task 'x' is at .*:1 already"),
+        ({"id": "y", "timestamp": "soon"}, r"chunks\[0\]\.timestamp: 'soon' is no ISO 8601"),
+        ({"id": ""}, "id: empty"),
+        ({"id": "y", "messages": []}, "messages: none has words"),
+    ):
+        (tmp_path / "faulty.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps(line | changed)}")
+        with pytest.raises(DataError, match=rf"faulty\.jsonl:2: {problem}"):
+            load_tasks(tmp_path / "faulty.jsonl")
     own = {"title": "x", "participants": ["a"], "messages": line["messages"]}
     (tmp_path / "own.json").write_text(json.dumps(own))
     assert load_tasks(tmp_path / "own.json")[0].chunks[0].turns[0].text == "Hi"  # no export of Instagram
