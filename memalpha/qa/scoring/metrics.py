@@ -48,12 +48,12 @@ def containment(prediction: str, gold: str) -> float:
 def token_f1(prediction: str, gold: str) -> float:
     """Return the harmonic mean of precision and recall over normalized tokens with multiplicity.
 
-    Where both texts hold a whole date, a date is one token: another day of the same month earns nothing. Of scripts
-    written without spaces every character is a token, as in CMRC 2018 and KorQuAD.
+    Where both texts hold a whole date, its tokens count together: another day of the same month earns nothing. Of
+    scripts written without spaces every character is a token, as in CMRC 2018 and KorQuAD.
     """
     texts = [" ".join(tokens(text)) for text in (prediction, gold)]
     if all(map(FULL_DATE.search, texts)):
-        texts = [FULL_DATE.sub(r"\1-\2-\3", text) for text in texts]
+        texts = [FULL_DATE.sub(" ".join([r"\1-\2-\3"] * 3), text) for text in texts]
     return official.bag_f1(texts[0].split(), texts[1].split())
 
 

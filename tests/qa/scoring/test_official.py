@@ -342,6 +342,8 @@ TEXT = st.text(max_size=12) | WORDS
         ("contains", "You live in Oslo now", "oslo", 1.0), ("contains", "Osloer", "Oslo", 0.0),
         ("contains", "Oslo", "Oslo Norway", 0.0), ("f1", "red fox", "the red fox", 1.0),
         ("f1", "red red fox", "red fox", 0.8), ("f1", "cat", "dog", 0.0), ("f1", "the", "a", 0.0),
+        ("f1", "on 9 January 2024, in Oslo", "9 Jan 2024", 2 / 3), ("f1", "on 8 Jan 2024", "9 Jan 2024", 0.0),
+        ("f1", "1987년 5월 3일입니다", "1987년 5월 3일", 2 / 3), ("f1", "Oslo, 8 Jan 2024", "Oslo, 9 Jan 2024", 1 / 4),
     ],
 )  # fmt: skip
 def test_known_scores(metric, prediction, gold, score):
