@@ -26,6 +26,7 @@ from memalpha.arguments import brief_repr, check_function, is_finite_number
 from memalpha.config.common import import_object
 from memalpha.errors import ConfigError, did_you_mean
 from memalpha.qa.scoring import official
+from memalpha.store.search.lexical import UNSPACED
 from memalpha.store.values import FULL_DATE, contains, holds_answer, is_same, tokens
 from memalpha.types import Question, Task
 
@@ -172,7 +173,9 @@ QUESTION_METRICS: Mapping[str, Callable[[str, Question], float]] = {
     "contains": _best_over_answers(containment),
     "exact": lambda text, q: max(best_score("exact", part, q.answers) for part in (text, official.answer_line(text))),
     "squad-exact": lambda text, q: official.strict_match(text, q.answers),
-    "squad-f1": _best_over_answers(official.squad_f1),
+    "squad-f1": _best_over_answers(
+        lambda text, gold: (token_f1 if UNSPACED.search(text + gold) else official.squad_f1)(text, gold)
+    ),
     "substring": lambda text, q: official.substring_match(text, q.answers),
     "eventqa": lambda text, q: official.all_mentioned(text, q.answers),
     "label": _best_over_answers(official.numeric_label),

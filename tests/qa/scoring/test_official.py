@@ -294,6 +294,15 @@ def test_our_metrics_keep_values_apart_and_squads_do_not(metric):
     assert [score_question(question_of(name, ("3.5",)), Answer("35")) for name in ("squad-exact", "squad-f1")] == [1, 1]
 
 
+@pytest.mark.parametrize(
+    ("text", "gold", "score"),
+    [("東京都です。", "東京都", 0.75), ("１９２３年", "1923年", 1), ("김영수입니다.", "김영수", 2 / 3),
+     ("夜の湖", "『夜の湖』", 1), ("14駅", "14", 2 / 3), ("苏州", "杭州", 0.5), ("กรุงเทพ", "กรุงเทพ", 1)],
+)  # fmt: skip
+def test_squads_f1_counts_characters_where_no_space_parts_words(text, gold, score):
+    assert score_question(question_of("squad-f1", (gold,)), Answer(text)) == close(score)
+
+
 def test_a_reply_that_holds_an_accepted_answer_is_no_refusal():
     refusal = Answer("I don't know who Mira Holt is.", abstained=True)
     assert score_question(question_of("contains", ("Mira Holt",)), refusal) == 1.0
