@@ -32,6 +32,7 @@ import numpy as np
 from memalpha.agent.prompts import letter_choices
 from memalpha.errors import DataError, required_packages
 from memalpha.qa.scoring.stats import mean
+from memalpha.store.values import is_same
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -220,7 +221,7 @@ def keypoint_f1(stated: int, keypoints: int, supported: int, sentences: int, flu
 
 # --------------------------------------------------------------------------------------------------------- PersonaMem
 
-_BRACKETED = re.compile(r"[(\[{]([a-z])[)\]}]")
+_BRACKETED = re.compile(r"[(\[{【「『]([a-z])[)\]}】」』]")
 _BOXED = re.compile(r"\\boxed\{[\s(]*(?:\\text\{)?([a-z])(?![^\W_])")
 _BOLD = re.compile(r"(?:\*\*|__|`)\s*(?:option )?([a-z])(?:[.):]+(?:\s[^*_`]*)?)?\s*(?:\*\*|__|`)")
 _MARKUP = re.compile("\\\\(?:text|boxed)|[*`_$\"'{}\\\\\u2018-\u201d]")
@@ -230,16 +231,20 @@ _STATED = re.compile(
     r"|(?:correct|right|best) (?:answer|option|choice))(?: is| would be)?\s*:?\s*(?:option )?[(\[]?([a-z])"
     rf"(?=\s*(?:$|[)\].,:;!?\n\u2013\u2014-])| (?:because|since|as|for|but)\b)(?![)\]]?{_OTHER_LETTER})"
     r"|\b([a-z])[)\]]? is (?:the )?(?:correct|right|best)\b"
+    r"|(?<![不别別])(?:答案|答え|正解|选择?|選擇?|정답|답)(?:应该?)?(?:是|为|為|は|은)?\s*:?\s*[(\[]?([a-z])(?:选项|選項|번)?"
+    rf"(?=\s*(?:$|[)\].,:;!。、\n]|です|입니다))(?![)\]]?(?:{_OTHER_LETTER}|、\s*[a-z](?![^\W_])))"
 )
 """A sentence that says which letter is the answer: "The answer is b because ..."."""
 _PREFIX = (
     r"(?:(?:the |my )?(?:final |correct |best |right )*(?:answer|option|choice)(?: is)?\s*:?\s*(?:option )?"
-    r"|its |it is |(?:[^\W\d_]+\s+){0,2}[^\W\d_]+\s*:\s*|[^\x00-\x7f]{1,12}\s*)"
+    r"|its |it is |(?:[^\W\d_]+\s+){0,2}[^\W\d_]+\s*:\s*|(?:(?![不别別])[^\x00-\x7f]){1,12}\s*)"
 )
 _BARE = re.compile(
     rf"^{_PREFIX}?[(\[]?([a-z])[)\]]?(?:\u3067\u3059|\uc785\ub2c8\ub2e4)?[\s.,:;!\u3001\u3002]*$", re.MULTILINE
 )
-_WITH_TEXT = re.compile(rf"^\W*{_PREFIX}?([a-z])(\s?[.):\u2013\u2014-])?\s+(?=\S)(.*)", re.MULTILINE)
+_WITH_TEXT = re.compile(
+    rf"^\W*{_PREFIX}?([a-z])(\s?[.):\u3001\u2013\u2014-])?(?:\s+(?=\S)|(?=[^\x00-\x7f]))(.*)", re.MULTILINE
+)
 
 
 def choice_score(
@@ -277,7 +282,7 @@ def choice_score(
         return float({gold_letter} in (_any_letters(text), _any_letters(prediction)))
     lowered = re.sub(r"\s*</?answer>\s*", "\n", unicodedata.normalize("NFKC", text).lower()).strip()
     plain = _MARKUP.sub("", lowered)
-    stated = [first or second for first, second in _STATED.findall(plain)][-1:]
+    stated = ["".join(groups) for groups in _STATED.findall(plain)][-1:]
     lines = _WITH_TEXT.findall(plain)
     with_text = {  # a line begins with a letter and the text of its option
         letter
@@ -291,7 +296,11 @@ def choice_score(
     if not letters and options is None:
         letters = separated
     elif not letters and options and not separated:
-        letters = {letter for letter, option in options.items() if normalize_text(option) == normalize_text(text)}
+        letters = {
+            letter
+            for letter, option in options.items()
+            if normalize_text(option) == normalize_text(text) or is_same(option, text)
+        }
     return float(letters == {gold_letter})
 
 

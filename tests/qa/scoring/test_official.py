@@ -218,6 +218,18 @@ def test_the_text_of_an_option_names_it():
             assert scores == [1.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [("B、杭州", "b"), ("B\uff1a杭州", "b"), ("B杭州", "b"), ("杭州。", "b"), ("【B】", "b"), ("正解はBです。", "b"),
+     ("正确答案是B\uff0c因为她住在杭州。", "b"), ("王芳住在杭州\uff0c所以选B。", "b"), ("不选A\uff0c选B", "b"),
+     ("답: 정답은 B번입니다.", "b"), ("B\uff1a苏州", ""), ("选B还是选C\uff1f", ""), ("选A是错的", ""),
+     ("答案不是B", ""), ("不选B", ""), ("答案是A、B", ""), ("B型血", ""), ("杭州和苏州", "")],
+)  # fmt: skip
+def test_a_choice_is_read_in_chinese_japanese_and_korean(text, letters):
+    options = {"A": "南京", "B": "杭州", "C": "苏州", "D": "上海"}
+    assert "".join(letter for letter in "abcd" if official.choice_score(text, letter, options=options)) == letters
+
+
 def test_memalpha():
     for case in CASES["memalpha"]:
         source, text, gold = case["source"], case["prediction"], case["gold"]
