@@ -18,7 +18,7 @@ that it is a score in 0..1.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from memalpha.agent.reader import Answer, Cited
@@ -149,7 +149,9 @@ def official_scores(question: Question, answer: Answer) -> dict[str, float]:
         return {}
     if metric == "rouge":
         return dict(max((official.rouge(text, gold) for gold in question.answers), key=lambda scores: scores["rougeL"]))
-    rule = official.choice_score if metric == "choice" else official.parts_share
+    rule = official.parts_share
+    if metric == "choice":
+        rule = partial(official.choice_score, options=question.meta.get("choices"))
     return {f"{metric} (official)": max(rule(text, gold, official=True) for gold in question.answers)}
 
 

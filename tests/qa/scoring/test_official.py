@@ -325,6 +325,8 @@ def test_what_the_official_script_would_print_besides():
     assert official_scores(question_of("choice", ("(a) x",)), Answer("take a walk")) == {"choice (official)": 1.0}
     assert official_scores(question_of("parts", ("Xia; May",)), Answer("Xia in May")) == {"parts (official)": 0.0}
     assert official_scores(question_of("exact"), Answer("Oslo")) == {}
+    stay = question_of("choice", ("Stay at home",), choices=["Try the new place", "Stay at home"])
+    assert official_scores(stay, Answer("(b)")) == {"choice (official)": 1.0}
     assert official_scores(question_of("choice", ()), Answer("(a)")) == {}
     pytest.importorskip("rouge_score", reason="rouge-score comes with memalpha[eval]")
     scores = official_scores(question_of("rouge", ("a dog", "the cat sat")), Answer("the cat"))
