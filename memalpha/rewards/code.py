@@ -71,7 +71,6 @@ class OutputTest:
 Test = AssertTest | OutputTest
 Outcomes = tuple[str, ...]
 """Outcome of each test: "" if passed, else the failure."""
-_Job = tuple[str, tuple[Test, ...]]
 
 
 class CodeReward:
@@ -118,7 +117,14 @@ class CodeReward:
 
     def outcomes(self, completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]) -> list[Outcomes | None]:
         """Return each completion's test outcomes; raise `RewardError` for tests that cannot be run."""
-        jobs = [self._read_row(row, reply, columns) for row, reply in enumerate(completions)]
+        jobs: list[tuple[str, tuple[Test, ...]] | None] = []
+        for row, reply in enumerate(completions):
+            tests = read_column(columns, self.column)[row]
+            try:
+                parsed = None if tests is None else parse_tests(tests, _entry_point(columns, row))
+            except ValueError as error:
+                raise RewardError(f"row {row}: column {self.column!r}: {error}") from error
+            jobs.append(None if parsed is None else (extract_program(reply_text(reply, thinking=False)), parsed))
         distinct = [job for job in dict.fromkeys(jobs) if job is not None]
         with ThreadPoolExecutor(self.concurrency) as pool:
             done = list(pool.map(lambda job: run_tests(*job, self.limits), distinct))
@@ -130,15 +136,6 @@ class CodeReward:
                     advice = "rewrite the test (docs/guides/rewards.md), or leave the row out"
                     raise RewardError(f"row {row}: column {self.column!r}: {why}; {advice}")
         return results
-
-    def _read_row(self, row: int, reply: Any, columns: Mapping[str, Sequence[Any]]) -> _Job | None:
-        tests = read_column(columns, self.column)[row]
-        if tests is None:
-            return None
-        try:
-            return extract_program(reply_text(reply, thinking=False)), parse_tests(tests, _entry_point(columns, row))
-        except ValueError as error:
-            raise RewardError(f"row {row}: column {self.column!r}: {error}") from error
 
 
 def feedback(prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[str]:
@@ -266,7 +263,10 @@ def _assert_test(source: str, entry_point: str | None) -> AssertTest:
     if wrong := sorted(used.intersection(_EVALUATORS)):
         raise ValueError(f"it uses {wrong[0]}, by which a program could run text of its own among the tests")
     free = _free_names(symtable.symtable(source, "test", "exec"))
-    modules = {name for name in free & sys.stdlib_module_names if _is_module(tree, name) and name != entry_point}
+    bases = {node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    # a function may share a module's name: a module is only used by its attributes
+    bare = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and node not in bases}
+    modules = free.intersection(sys.stdlib_module_names) - bare - {entry_point}
     names = {name for name in free - modules if name not in vars(builtins)}
     if entry_point is not None and entry_point in used:
         names.add(entry_point)
@@ -276,13 +276,6 @@ def _assert_test(source: str, entry_point: str | None) -> AssertTest:
             "named by the column entry_point"
         )
     return AssertTest(source, tuple(sorted(names)), tuple(sorted(modules)))
-
-
-def _is_module(tree: ast.AST, name: str) -> bool:
-    """Return True if the name is only used by its attributes; a function may share a module's name."""
-    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == name]
-    bases = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    return all(node in bases for node in nodes)
 
 
 def _free_names(table: symtable.SymbolTable) -> set[str]:

@@ -85,7 +85,10 @@ class JudgeReward:
         text = reply_text(reply, thinking=False)
         if not text.strip():
             return 0.0
-        parts = {"prompt": _prompt_text(prompt), "completion": text, **values}
+        if not isinstance(prompt, str):  # several messages are prefixed with their roles
+            is_single = len(prompt) == 1
+            prompt = "\n\n".join(reply_text([m]) if is_single else f"{m['role']}: {reply_text([m])}" for m in prompt)
+        parts = {"prompt": prompt, "completion": text, **values}
         instruction = self.template.format_map({name: enclose(name, str(part)) for name, part in parts.items()})
         form = f"{instruction}\n\nReply with one JSON object and nothing else:\n{self._form}"
         return JudgePrompt(form, self._verdicts)
@@ -113,15 +116,6 @@ class JudgeReward:
             )
             return UNSCORED
         return sum(value * weight for value, weight in graded) / sum(weight for _, weight in graded)
-
-
-def _prompt_text(prompt: Any) -> str:
-    """Return a prompt as text; several messages are prefixed with their roles."""
-    if isinstance(prompt, str):
-        return prompt
-    if len(prompt) == 1:
-        return reply_text(prompt)
-    return "\n\n".join(f"{message['role']}: {reply_text([message])}" for message in prompt)
 
 
 class ModelReward:

@@ -101,19 +101,16 @@ class MathReward:
             completions: Texts or lists of messages.
             columns: Lists as long as `completions`; the column with the truth is required.
         """
-        truths = [self._truth(row, truth) for row, truth in enumerate(read_column(columns, self.column))]
+        truths: list[str | None] = []
+        for row, truth in enumerate(read_column(columns, self.column)):
+            is_readable = isinstance(truth, str | int | float) and not isinstance(truth, bool)
+            truths.append(extract_truth(str(truth)) if is_readable else None)
+            if truth is not None and not truths[-1]:
+                raise RewardError(f"row {row}: column {self.column!r} holds {truth!r:.80}, and no answer")
         answers = [extract_answer(reply_text(reply, thinking=False)) for reply in completions]
         pairs = [(answer, truth) for answer, truth in zip(answers, truths, strict=True) if truth is not None]
         equal = iter(are_equal(pairs))
         return [None if truth is None else float(next(equal)) for truth in truths]
-
-    def _truth(self, row: int, truth: Any) -> str | None:
-        if truth is None:
-            return None
-        text = extract_truth(str(truth)) if isinstance(truth, str | int | float) and not isinstance(truth, bool) else ""
-        if not text:
-            raise RewardError(f"row {row}: column {self.column!r} holds {truth!r:.80}, and no answer")
-        return text
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
