@@ -428,22 +428,20 @@ def _check_values(function: RewardFunction, values: Any, rows: int) -> list[floa
     if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Collection):
         needed = f"a list of {rows} numbers (or None) is needed"
         raise RewardError(f"reward {function.name!r} gave {brief_repr(values)}: {needed}")
-    items = list(values)
-    if len(items) != rows:
-        raise RewardError(f"reward {function.name!r} gave {len(items)} values for {rows} rows: one each is needed")
-    numbers: list[float | None] = []
-    for row, value in enumerate(items):
-        number = value
-        if value is not None and value is not UNSCORED:
-            number = math.nan
-            if isinstance(value, SupportsFloat):
-                with suppress(TypeError, ValueError, OverflowError):
-                    number = float(value)
-            if not math.isfinite(number):
-                advice = "return a float, or None where the function does not apply"
-                problem = f"{brief_repr(value)} is not a finite number"
-                raise RewardError(f"reward {function.name!r}, row {row}: {problem}; {advice}")
-        numbers.append(number)
+    numbers = list(values)
+    if len(numbers) != rows:
+        raise RewardError(f"reward {function.name!r} gave {len(numbers)} values for {rows} rows: one each is needed")
+    for row, value in enumerate(numbers):
+        if value is None or value is UNSCORED:
+            continue
+        numbers[row] = math.nan
+        if isinstance(value, SupportsFloat):
+            with suppress(TypeError, ValueError, OverflowError):
+                numbers[row] = float(value)
+        if not math.isfinite(numbers[row]):
+            problem = f"{brief_repr(value)} is not a finite number"
+            advice = "return a float, or None where the function does not apply"
+            raise RewardError(f"reward {function.name!r}, row {row}: {problem}; {advice}")
     return numbers
 
 

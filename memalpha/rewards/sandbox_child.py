@@ -278,7 +278,13 @@ def main(job: dict[str, Any]) -> None:
     for fd in (0, 1, 2) if job["fds"] else (0, 2):
         os.dup2(devnull, fd)
     os.close(devnull)
-    _set_limits(job["limits"])
+    import resource
+
+    for name, maximum in job["limits"]:  # which the program cannot lift
+        kind = getattr(resource, name)
+        hard = resource.getrlimit(kind)[1]
+        maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
+        resource.setrlimit(kind, (maximum, maximum))
     if "tests" in job:
         requests, replies = job["fds"]
         check(Program(requests, os.fdopen(replies, "rb")), output, job["tests"])
@@ -288,28 +294,12 @@ def main(job: dict[str, Any]) -> None:
         requests, replies = job["fds"]
         serve(os.fdopen(requests, "rb"), replies, job["source"])
     else:
-        _set_stdin(job["stdin"])
+        with open("/tmp/input", "w+b", buffering=0) as file:  # noqa: PTH123 - importing pathlib takes long
+            os.remove("/tmp/input")  # noqa: PTH107
+            file.write(job["stdin"])
+            file.seek(0)
+            os.dup2(file.fileno(), 0)
         _run(job["source"], _new_module("__main__"))
-
-
-def _set_limits(limits: Any) -> None:
-    """Set (rlimit, value) pairs of this process, which it cannot lift."""
-    import resource
-
-    for name, maximum in limits:
-        kind = getattr(resource, name)
-        hard = resource.getrlimit(kind)[1]
-        maximum = maximum if hard == resource.RLIM_INFINITY else min(maximum, hard)
-        resource.setrlimit(kind, (maximum, maximum))
-
-
-def _set_stdin(data: bytes) -> None:
-    """Make `data` the standard input, as an unnamed file."""
-    with open("/tmp/input", "w+b", buffering=0) as file:  # noqa: PTH123 - importing pathlib takes long
-        os.remove("/tmp/input")  # noqa: PTH107
-        file.write(data)
-        file.seek(0)
-        os.dup2(file.fileno(), 0)
 
 
 if __name__ == "__main__":
