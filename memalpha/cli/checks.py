@@ -23,7 +23,6 @@ from memalpha.tasks.formats.jsonl import load_jsonl
 
 if TYPE_CHECKING:
     from memalpha.agent.policy_check import PolicyCheck
-    from memalpha.store.checks.audit import Audit
 
 
 def audit(
@@ -63,7 +62,23 @@ def audit(
     with open_store(store, embedder, namespace, reads=True) as memory:
         names = [namespace] if namespace is not None else memory.namespaces()
         reports = [audit_store(memory.namespace(name), queries=questions, k=k) for name in names]
-    return Result(reports, "\n".join(line for report in reports for line in _format_audit(report, limit)))
+    lines: list[str] = []
+    for report in reports:
+        kinds = (f"{count} {name}" for name, count in report.counts.items() if name != "entries")
+        lines.append(f"namespace {report.namespace}: {', '.join([counted(report.counts['entries'], 'entry'), *kinds])}")
+        for finding in report.findings[:limit]:
+            lines.append(f"  {finding.kind} ({finding.reason}): {finding.message}")
+            lines += [f"    {format_entry(entry)}" for entry in finding.entries[:limit]]
+            if len(finding.entries) > limit:
+                lines.append(f"    ... {len(finding.entries) - limit} entries more")
+        if len(report.findings) > limit:
+            lines.append(f"  ... {len(report.findings) - limit} findings more: --limit")
+        if report.retrieval is not None and report.counts["entries"]:
+            by = "by their own contents" if report.retrieval.own else "queries"
+            found = report.retrieval.categories.items()
+            shares = ", ".join(f"{name} {count['found']} of {count['asked']}" for name, count in found)
+            lines.append(f"  retrieved among {report.retrieval.k}, {by}: {shares}")
+    return Result(reports, "\n".join(lines))
 
 
 def consolidate(
@@ -170,24 +185,6 @@ def check_policy(policy: Annotated[str, Argument(metavar="NAME")], settings: lis
     except PolicyError as problem:
         error = problem
     return Result(result, "\n".join(_format_check(result)), error)
-
-
-def _format_audit(report: Audit, limit: int) -> list[str]:
-    kinds = (f"{count} {name}" for name, count in report.counts.items() if name != "entries")
-    counts = ", ".join([counted(report.counts["entries"], "entry"), *kinds])
-    lines = [f"namespace {report.namespace}: {counts}"]
-    for finding in report.findings[:limit]:
-        lines.append(f"  {finding.kind} ({finding.reason}): {finding.message}")
-        lines += [f"    {format_entry(entry)}" for entry in finding.entries[:limit]]
-        if len(finding.entries) > limit:
-            lines.append(f"    ... {len(finding.entries) - limit} entries more")
-    if len(report.findings) > limit:
-        lines.append(f"  ... {len(report.findings) - limit} findings more: --limit")
-    if report.retrieval is not None and report.counts["entries"]:
-        queries = "by their own contents" if report.retrieval.own else "queries"
-        shares = (f"{name} {count['found']} of {count['asked']}" for name, count in report.retrieval.categories.items())
-        lines.append(f"  retrieved among {report.retrieval.k}, {queries}: {', '.join(shares)}")
-    return lines
 
 
 def _format_check(result: PolicyCheck) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -33,7 +33,6 @@ from memalpha.text_files import lock_file
 
 if TYPE_CHECKING:
     from memalpha.tasks.dataset_info import DataSet
-    from memalpha.tasks.overlap import Overlap
     from memalpha.tasks.verify import DataCheck
 
 FEW_TASKS = 5
@@ -148,9 +147,7 @@ def check(name: Name, overrides: DataOptions = None) -> Result:
 
 
 def overlap(
-    train: str,
-    test: str,
-    overrides: Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]...")] = None,
+    train: str, test: str, overrides: Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]...")] = None
 ) -> Result:
     """Find the overlap of a training set with a test set: shared questions, passages and n-grams.
 
@@ -191,7 +188,30 @@ def overlap(
         result = find_overlap(
             train_tasks, test_tasks, progress=lambda: report(title, next(done), len(train_tasks)), **keys
         )
-    lines = _format_overlap(result, train, test, (LEAKED, INSIDE, RESTING))
+    lines = [
+        f"{side:<6} {name}: " + ", ".join(f"{size:,} {key}" for key, size in result.sizes[side].items())
+        for side, name in (("train", train), ("test", test))
+    ]
+    reasons_text = {
+        "question": "are asked in training, word for word",
+        "said": "are in the training text, word for word",
+        "within": "are part of a longer training text (look at the examples)",
+        "question n-gram": f"share {result.n} consecutive words with a training text",
+        "passage": f"rest on a passage of {result.n} words or more that is in training as a whole",
+        "passage n-gram": f"rest on a passage that shares {result.n} consecutive words with training",
+    }
+    for description, reasons, affected in (
+        ("are in the training set", LEAKED, result.leaked),
+        ("may be in the training set", INSIDE, result.inside),
+        ("rest on passages of the training set", RESTING, result.resting),
+    ):
+        share = len(affected) / max(1, result.questions)
+        lines.append(f"{len(affected):,} of {result.questions:,} test questions ({share:.1%}) {description}")
+        lines += [f"{result.reasons[reason]:>8,} {reasons_text[reason]}" for reason in reasons if affected]
+    lines.append(f"{result.passages['whole']:,} passages are shared as a whole, {result.passages['n-gram']:,} in part")
+    for example in result.examples:
+        lines.append(f"{example.reason}: {example.task}/{example.question}: {example.text}")
+        lines.append(f"{'':>{len(example.reason)}}  {example.train}: {example.train_text}")
     return Result(result, "\n".join(lines), failed_if(result.leaked or result.inside or result.resting))
 
 
@@ -478,30 +498,3 @@ def _format_check(result: DataCheck, words: str) -> list[str]:
     if len(result.problems) > _MAX_PROBLEMS:
         lines.append(f"PROBLEM    {len(result.problems) - _MAX_PROBLEMS} more (--json has all)")
     return [*lines, "sound" if not result.problems else counted(len(result.problems), "problem")]
-
-
-def _format_overlap(result: Overlap, train: str, test: str, kinds: Sequence[Iterable[str]]) -> list[str]:
-    lines = [
-        f"{side:<6} {name}: " + ", ".join(f"{count:,} {key}" for key, count in result.sizes[side].items())
-        for side, name in (("train", train), ("test", test))
-    ]
-    reasons_text = {
-        "question": "are asked in training, word for word",
-        "said": "are in the training text, word for word",
-        "within": "are part of a longer training text (look at the examples)",
-        "question n-gram": f"share {result.n} consecutive words with a training text",
-        "passage": f"rest on a passage of {result.n} words or more that is in training as a whole",
-        "passage n-gram": f"rest on a passage that shares {result.n} consecutive words with training",
-    }
-    descriptions = ("are in the training set", "may be in the training set", "rest on passages of the training set")
-    results = (result.leaked, result.inside, result.resting)
-    for description, reasons, affected in zip(descriptions, kinds, results, strict=True):
-        share = len(affected) / max(1, result.questions)
-        lines.append(f"{len(affected):,} of {result.questions:,} test questions ({share:.1%}) {description}")
-        lines += [f"{result.reasons[reason]:>8,} {reasons_text[reason]}" for reason in reasons if affected]
-    passages = result.passages
-    lines.append(f"{passages['whole']:,} passages are shared as a whole, {passages['n-gram']:,} in part")
-    for example in result.examples:
-        lines.append(f"{example.reason}: {example.task}/{example.question}: {example.text}")
-        lines.append(f"{'':>{len(example.reason)}}  {example.train}: {example.train_text}")
-    return lines

@@ -388,9 +388,7 @@ def diff(
 
 
 def undo(
-    store: str,
-    to: Annotated[int | None, Option(min=0, metavar="POSITION")] = None,
-    namespace: str = "default",
+    store: str, to: Annotated[int | None, Option(min=0, metavar="POSITION")] = None, namespace: str = "default"
 ) -> Result:
     """Undo the last operation of STORE, or all since a position.
 

