@@ -204,10 +204,8 @@ def check_rows(output: Mapping[str, object], size: int) -> Rows:
     prompt, completion = tuple(rows["prompt_ids"].shape), tuple(rows["completion_ids"].shape)
     require(len(prompt) == 2 and len(completion) == 2, f"ids of the shapes {prompt} and {completion}")
     for name, tensor in rows.items():
-        shapes = {
-            "advantages": {(size,), (size, completion[1])},
-            RATIO: {(size, completion[1]), (size, 1)},
-        }.get(name, {(size, prompt[1] if name in LEFT_PADDED else completion[1])})
+        others = {"advantages": {(size,)}, RATIO: {(size, 1)}}  # shapes beside a value a token
+        shapes = {(size, prompt[1] if name in LEFT_PADDED else completion[1]), *others.get(name, ())}
         require(tuple(tensor.shape) in shapes, f"{name} of the shape {tuple(tensor.shape)}, expected {sorted(shapes)}")
     return rows
 
@@ -275,14 +273,8 @@ def rows_from_ids(
             ids[index, columns], mask[index, columns] = torch.tensor(row), 1
         return ids.to(device), mask.to(device)  # type: ignore[arg-type]
 
-    prompt_ids, prompt_mask = pad(prompts, True)
-    completion_ids, completion_mask = pad(completions, False)
-    return {
-        "prompt_ids": prompt_ids,
-        "prompt_mask": prompt_mask,
-        "completion_ids": completion_ids,
-        "completion_mask": completion_mask,
-    }
+    names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+    return dict(zip(names, (*pad(prompts, True), *pad(completions, False)), strict=True))
 
 
 def round_up(count: int, parts: int) -> int:

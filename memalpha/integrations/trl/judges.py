@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from memalpha.errors import ConfigError, RewardError
 from memalpha.integrations.trl.attempts import message_text
+from memalpha.qa.scoring.stats import group_values
 from memalpha.rewards.base import CompletionJudge
 
 Kind = Literal["binary", "pairwise", "rank"]
@@ -115,13 +116,10 @@ def from_trl_judge(
         texts, replies = [message_text(value) for value in prompts], [message_text(value) for value in completions]
         if kind == "binary":
             return ask_labels(texts, replies, *([] if gold is None else [column(columns, gold)]))
-        groups: dict[str, list[int]] = {}
-        for row, text in enumerate(texts):
-            groups.setdefault(text, []).append(row)
+        groups = list(group_values((text, row) for row, text in enumerate(texts)).values())
         if kind == "rank":
-            return score_ranks(list(groups.values()), texts, replies)
-        others = None if against is None else column(columns, against)
-        return score_pairs(list(groups.values()), texts, replies, others)
+            return score_ranks(groups, texts, replies)
+        return score_pairs(groups, texts, replies, None if against is None else column(columns, against))
 
     reward.__name__ = name
     return reward

@@ -239,8 +239,11 @@ class ERLTrainer(RowTrainer):
         rewards = self._score_retries(inputs, first, attempts)
         self._log_attempts(len(inputs), attempts)
         summaries = self._gather_values([attempt.summary() for attempt in attempts])
-        memory_added = self._remember(summaries)
-        self._record_phases(first, summaries, sum(self._gather_values([no_room])), memory_added)
+        kept = summaries if self.args.enable_memory else []
+        helpful = [item["advice"] for item in kept if item["after"] >= self.args.reward_threshold and item["advice"]]
+        for text in helpful:  # in the same order in every process
+            self.reflections.add(text)
+        self._record_phases(first, summaries, sum(self._gather_values([no_room])), len(helpful))
         if not summaries:
             return output
         self._queue_imitation(first_rows, attempts)
@@ -360,16 +363,6 @@ class ERLTrainer(RowTrainer):
         totals = (rewards * self.reward_weights.to(rewards.device)).nansum(1)
         return totals.masked_fill(rewards.isnan().all(1), float("nan"))
 
-    def _remember(self, summaries: Sequence[dict[str, Any]]) -> int:
-        """Add advice that helped to memory, in the same order in every process; returns the number added."""
-        if not self.args.enable_memory:
-            return 0
-        threshold = self.args.reward_threshold
-        helpful = [summary["advice"] for summary in summaries if summary["after"] >= threshold and summary["advice"]]
-        for text in helpful:
-            self.reflections.add(text)
-        return len(helpful)
-
     def _rows_of_role(
         self, role: str, prompts: Sequence[Any], attempts: Sequence[ReflectedAttempt], rewards: torch.Tensor
     ) -> Rows:
@@ -468,11 +461,7 @@ class ERLTrainer(RowTrainer):
         rows = inputs.get("imitated")
         if rows is None:
             return super()._compute_loss(model, inputs)
-        imitation = self._imitation_loss(model, rows)
-        return imitation if inputs.get("alone") else super()._compute_loss(model, inputs) + imitation
-
-    def _imitation_loss(self, model: Any, rows: Rows) -> torch.Tensor:
-        """Return the weighted cross-entropy of a micro-batch's imitated rows."""
+        # The weighted cross-entropy of a micro-batch's imitated rows.
         ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
         mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
         result = self._get_per_token_logps_and_entropies(model, ids, mask, rows["completion_ids"].shape[1])
@@ -484,7 +473,7 @@ class ERLTrainer(RowTrainer):
         scale = self.accelerator.num_processes * self.args.steps_per_generation / window * self._imitation_weight
         loss = -(result[0] * rows["completion_mask"]).sum() * scale
         self._record_metric("erl/internalization_loss", self.accelerator.gather(loss.detach()).mean().item() * window)
-        return loss
+        return loss if inputs.get("alone") else super()._compute_loss(model, inputs) + loss
 
     # ---------------------------------------------------------------------------------------- logs and checkpoints
 
