@@ -230,42 +230,30 @@ def write_rows(
         trajectories = engine.run(starts, temperature)
         for index, (_, task) in enumerate(batch):
             group = trajectories[index * attempts : (index + 1) * attempts]
-            file.append(*_judge(task, group, of_student, reader, metric, teacher, prompted.reply_form))
+            empty = Trajectory(task, attempts, (), (of_student.new_memory().state,) * len(task.chunks))
+            asked = TrajectoryGroup(task, (*group, empty))
+            [records] = evaluate_memory([asked], reader, metric, embedder=of_student.embedder)
+            *scores, floor = (sum(record.score for record in answers) / len(answers) for answers in records)
+            # Of equally good memories the shortest is the clearest example.
+            sizes = [memory_tokens(attempt.states[-1], estimate_tokens) for attempt in group]
+            best = max(range(attempts), key=lambda n: (scores[n], -sizes[n]))
+            rows: list[dict[str, Any]] = []
+            reply, unread, form = "", 0, prompted.reply_form
+            if not any(turn.operations for attempt in group for turn in attempt.turns):
+                reason = NO_CALL
+                reply = next((turn.completion.text for turn in group[0].turns), "")[:REPLY_CHARACTERS]
+            elif scores[best] <= floor:
+                reason = "answers no better than an empty memory"
+            else:
+                rows, reason = list(_rows(group[best], of_student, form)), "kept"
+                unread = sum(_is_unread(turn, form) for turn in group[best].turns)
+            result = WrittenConversation(task.id, teacher, tuple(scores), floor, len(rows), reason, reply, unread)
+            file.append(result, rows)
         for _, task in todo[first : first + size]:
             if not task.questions:
                 file.append(WrittenConversation(task.id, teacher), ())
     progress(len(tasks), len(tasks))
     return [file.conversations.get(task.id) or WrittenConversation(task.id, "", reason="kept before") for task in tasks]
-
-
-def _judge(
-    task: Task,
-    attempts: Sequence[Trajectory],
-    writing: MemoryWriting,
-    reader: Reader,
-    metric: str,
-    teacher: str,
-    form: str,
-) -> tuple[WrittenConversation, list[dict[str, Any]]]:
-    """Ask the questions of every attempt's memory and return the result with the rows of the best attempt."""
-    empty = Trajectory(task, len(attempts), (), (writing.new_memory().state,) * len(task.chunks))
-    group = TrajectoryGroup(task, (*attempts, empty))
-    [records] = evaluate_memory([group], reader, metric, embedder=writing.embedder)
-    *scores, floor = (sum(record.score for record in answers) / len(answers) for answers in records)
-    # Of equally good memories the shortest is the clearest example.
-    sizes = [memory_tokens(attempt.states[-1], estimate_tokens) for attempt in attempts]
-    best = max(attempts, key=lambda attempt: (scores[attempt.rollout], -sizes[attempt.rollout]))
-    rows: list[dict[str, Any]] = []
-    reply, unread = "", 0
-    if not any(turn.operations for attempt in attempts for turn in attempt.turns):
-        reason = NO_CALL
-        reply = next((turn.completion.text for turn in attempts[0].turns), "")[:REPLY_CHARACTERS]
-    elif scores[best.rollout] <= floor:
-        reason = "answers no better than an empty memory"
-    else:
-        rows, reason = list(_rows(best, writing, form)), "kept"
-        unread = sum(_is_unread(turn, form) for turn in best.turns)
-    return WrittenConversation(task.id, teacher, tuple(scores), floor, len(rows), reason, reply, unread), rows
 
 
 def _is_unread(turn: Turn, form: str) -> bool:
