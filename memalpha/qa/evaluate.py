@@ -690,9 +690,6 @@ def _ask_batch(questions: Sequence[TaskRetrieval], reader: Reader) -> Iterator[t
     def list_entries(passages: Sequence[Passage]) -> list[MemoryEntry]:
         return [hit.entry for hit in as_hits(passages)]
 
-    def search(find: Callable[[str], Sequence[Passage]], query: str) -> tuple[Hit, ...]:
-        return as_hits(find(query))
-
     asked: list[Item] = []
     for _, item in questions:
         question, memory = item.question, item.memory
@@ -700,7 +697,7 @@ def _ask_batch(questions: Sequence[TaskRetrieval], reader: Reader) -> Iterator[t
             entries_of = None
             if item.entries is not None:
                 entries_of = live.setdefault(id(item.entries), cache(partial(list_entries, item.entries)))
-            find = None if item.search is None else partial(search, item.search)
+            find = None if item.search is None else lambda query, find=item.search: as_hits(find(query))
             memory = RetrievedMemory(as_hits(item.passages), item.core, entries_of, find)
         # Custom readers may expect a text: pass the whole question only if it has choices or a date.
         has_details = question_with_choices(question) != question.question

@@ -13,15 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from memalpha.agent.copying_reader import CopyReader
-from memalpha.agent.reader import (
-    Answer,
-    Conflicts,
-    ExtractiveReader,
-    Item,
-    PolicyReader,
-    Reader,
-    retrieve,
-)
+from memalpha.agent.reader import Answer, Conflicts, ExtractiveReader, Item, PolicyReader, Reader, retrieve
 from memalpha.config import EvalConfig, ReaderConfig
 from memalpha.errors import ConfigError, EvaluationError
 from memalpha.policy.base import Policy, with_prompt_style

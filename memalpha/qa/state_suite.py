@@ -111,7 +111,13 @@ def run_state(config: EvalConfig) -> dict[str, Any]:
     folder = None if config.out is None else make_result_folder(config.out)
     world = config.world.model_copy(update={"preset": "state"})
     tasks = [task for seed in config.seeds for task in worlds.tasks(world, seed, 0, config.limit or LIMIT)]
-    rows = [_verdict_row(name, tasks, by_task) for name, by_task in read_with_systems(config, tasks)]
+    rows = []
+    for name, by_task in read_with_systems(config, tasks):
+        items = ((task.id, item) for task, of_task in zip(tasks, by_task, strict=True) for item in of_task)
+        groups = group_values((item.question.meta["situation"], (task, verdict(item))) for task, item in items)
+        everything = [pair for pairs in groups.values() for pair in pairs]
+        situations = {situation: _shares(groups[situation]) for situation in SITUATIONS}
+        rows.append({"system": name, **_shares(everything), "situations": situations})
     questions = sum(len(task.questions) for task in tasks)
     result = {"systems": rows, "questions": questions, "conversations": len(tasks)}
     if folder is not None:
@@ -127,17 +133,6 @@ def read_with_systems(config: EvalConfig, tasks: Sequence[Task]) -> Iterator[tup
         for name in config.systems:
             system = load_config_system(config, name)
             yield system.name, system.retrieve(tasks, settings, partial(progress, name)).by_task
-
-
-def _verdict_row(name: str, tasks: Sequence[Task], by_task: Sequence[Sequence[Retrieval]]) -> dict[str, Any]:
-    by_situation = group_values(
-        (item.question.meta["situation"], (task.id, verdict(item)))
-        for task, items in zip(tasks, by_task, strict=True)
-        for item in items
-    )
-    everything = [pair for pairs in by_situation.values() for pair in pairs]
-    situations = {situation: _shares(by_situation[situation]) for situation in SITUATIONS}
-    return {"system": name, **_shares(everything), "situations": situations}
 
 
 def _shares(verdicts: Sequence[tuple[str, str]]) -> dict[str, Any]:
@@ -244,16 +239,13 @@ def _nearest_sources(statement: Statement) -> Statement:
     return replace(statement, sources=tuple(nearest))
 
 
-def _is_stated(statement: Statement) -> bool:
-    if statement.is_entry:
-        return any(says(statement.text, fact) for fact in statement.sources)
-    return any(says(text, statement.text) for text in statement.sources)
-
-
 def _score_row(name: str, items: Sequence[tuple[str, str, Statement]], judge: Judge | None) -> dict[str, Any]:
     """Score a system's statements, each with its score and task; one without the judge's verdict counts as unjudged."""
     if judge is None:
-        stated = [_is_stated(statement) for *_, statement in items]
+        stated = [
+            any(says(item.text, source) if item.is_entry else says(source, item.text) for source in item.sources)
+            for *_, item in items
+        ]
     else:
         verdicts = judge.judge([_nearest_sources(statement) for *_, statement in items])
         stated = [None if verdict.score is None else verdict.score >= 0.5 for verdict in verdicts]
