@@ -64,11 +64,15 @@ def read_evaluation(folder: Path, systems: RecordsBySystem, provenance: Mapping[
         systems: Records by file name, at least one; `SYSTEMS` labels some, others use the name in their records.
         provenance: Content of `eval/summary.json`; {} if there is none.
     """
-    reports = [_load_report(folder / "eval" / file, records, bool(provenance)) for file, records in systems.items()]
-    views = {
-        file: _read_system(file, SYSTEMS.get(file) or records[0].system or file, records)
-        for file, records in systems.items()
-    }
+    reports, views = list[Report](), dict[str, dict[str, Any]]()
+    for file, records in systems.items():
+        summary, unjudged = (folder / "eval" / f"{file}{ending}" for ending in (".json", ".unjudged.json"))
+        # The summary of a training run is left out.
+        figures = json.loads(summary.read_text(encoding="utf-8")) if provenance and summary.exists() else {}
+        if unjudged.exists():
+            figures["unjudged"] = len(json.loads(unjudged.read_text(encoding="utf-8")))
+        reports.append(Report(records[0].system or file, figures, tuple(records)))
+        views[file] = _read_system(file, SYSTEMS.get(file) or records[0].system or file, records)
     baseline = views.pop(EMPTY, None) if len(views) > 1 else None
     overall = [view["overall"] for view in views.values()]
     present = {RIGHT, *(error_class for fall in overall for error_class in fall.error_counts)}
@@ -97,15 +101,6 @@ def read_evaluation(folder: Path, systems: RecordsBySystem, provenance: Mapping[
         "error_classes": ERROR_CLASSES,
         "max_failures": MAX_FAILURES,
     }
-
-
-def _load_report(path: Path, records: Sequence[Record], is_evaluation: bool) -> Report:
-    """Return the report of a file's records; that of a training run has no summary but `unjudged`."""
-    summary, unjudged = path.with_name(f"{path.name}.json"), path.with_name(f"{path.name}.unjudged.json")
-    figures = json.loads(summary.read_text(encoding="utf-8")) if is_evaluation and summary.exists() else {}
-    if unjudged.exists():
-        figures["unjudged"] = len(json.loads(unjudged.read_text(encoding="utf-8")))
-    return Report(records[0].system or path.name, figures, tuple(records))
 
 
 def _draw_scores(views: Sequence[Mapping[str, Any]], baseline: Mapping[str, Any] | None) -> dict[str, Any]:
