@@ -96,7 +96,20 @@ def load_personamem_v2(path: Path, variant: str | None = None, limit: int | None
         messages = value.get("chat_history") if isinstance(value, dict) else value
         if not isinstance(messages, list):
             raise DataError(f"{file}: field 'chat_history' is missing or not list")
-        tasks.append(_history(messages, rows, file, size))
+        builder = TaskBuilder()
+        turns = [read_turn(message, f"m{n}", f"{file}: message {n}") for n, message in enumerate(messages)]
+        if turns and turns[0].speaker == "system":
+            turns = turns[1:]
+        builder.add_session(turns)
+        asked = []
+        for n, (location, row) in enumerate(rows):
+            text, choices, letter = _shuffle_choices(row, f"{file.stem} {n}", location)
+            meta = {key: row[key] for key in ("preference", "pref_type", "updated", "topic_query") if row.get(key)}
+            evidence, _ = builder.resolve_evidence(_find_snippet(row.get("related_conversation_snippet", ""), turns))
+            category = row.get("pref_type") or None
+            asked.append(_question(f"q{n}", text, choices, letter, category, meta, evidence=evidence))
+        persona = rows[0][1].get("persona_id") or file.stem
+        tasks.append(builder.build(f"persona{persona}_{size}", asked, str(file), meta={"persona_id": persona}))
     return tasks
 
 
@@ -152,23 +165,6 @@ def _question(
     answers = (f"({letter}) {choices[letter]}",)
     meta = {"metric": "choice", "choices": choices, "choice": letter, **meta}
     return Question(id=id, question=text, answers=answers, category=category, meta=meta, **fields)
-
-
-def _history(messages: list[Any], rows: list[tuple[str, dict[str, str]]], file: Path, size: str) -> Task:
-    builder = TaskBuilder()
-    turns = [read_turn(message, f"m{n}", f"{file}: message {n}") for n, message in enumerate(messages)]
-    if turns and turns[0].speaker == "system":
-        turns = turns[1:]
-    builder.add_session(turns)
-    questions = []
-    for n, (location, row) in enumerate(rows):
-        text, choices, letter = _shuffle_choices(row, f"{file.stem} {n}", location)
-        meta = {key: row[key] for key in ("preference", "pref_type", "updated", "topic_query") if row.get(key)}
-        evidence, _ = builder.resolve_evidence(_find_snippet(row.get("related_conversation_snippet", ""), turns))
-        category = row.get("pref_type") or None
-        questions.append(_question(f"q{n}", text, choices, letter, category, meta, evidence=evidence))
-    persona = rows[0][1].get("persona_id") or file.stem
-    return builder.build(f"persona{persona}_{size}", questions, str(file), meta={"persona_id": persona})
 
 
 def _shuffle_choices(row: Mapping[str, str], seed: str, location: str) -> tuple[str, dict[str, str], str]:

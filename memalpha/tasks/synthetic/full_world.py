@@ -232,7 +232,15 @@ class _World:
             for slots in (stated, updated, retracted, self.never)
             for slot in rng.sample(slots, min(count, len(slots)))
         ]
-        questions += [self._previous(slot) for slot in rng.sample(changed, min(count, len(changed)))]
+        for slot in rng.sample(changed, min(count, len(changed))):  # the value before one of the slot's values
+            versions = [version for version in slot.versions if version.value]
+            index = rng.randrange(1, len(versions))
+            current, before = versions[index], versions[index - 1]
+            whose = f"{slot.subject}'s" if slot.subject else "my"
+            text = self.pick(phrases.PREVIOUS).format(whose=whose, key=slot.attribute.key, v=current.value)
+            stale = [version.value for version in versions if version.value and version is not before]
+            answers, evidence = (before.value or "",), (before.turn, current.turn)
+            questions.append(question(text, slot.name, "previous", answers, evidence, stale, before=current.value))
         joins: list[Question] = []  # facts of somebody in a relation to the user, stated in different sessions
         for relation in self.relations:
             name = relation.value
@@ -254,17 +262,6 @@ class _World:
         questions += self._dates(count)
         rng.shuffle(questions)
         return questions
-
-    def _previous(self, slot: Slot) -> Question:
-        """Ask for the value before one of the slot's values."""
-        versions = [version for version in slot.versions if version.value]
-        index = self.rng.randrange(1, len(versions))
-        current, before = versions[index], versions[index - 1]
-        whose = f"{slot.subject}'s" if slot.subject else "my"
-        text = self.pick(phrases.PREVIOUS).format(whose=whose, key=slot.attribute.key, v=current.value)
-        stale_values = [version.value for version in versions if version.value and version is not before]
-        answers, evidence = (before.value or "",), (before.turn, current.turn)
-        return question(text, slot.name, "previous", answers, evidence, stale_values, before=current.value)
 
     def _counts(self, limit: int) -> list[Question]:
         """Ask how many events of a kind happened, in all or in one month."""

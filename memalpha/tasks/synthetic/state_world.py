@@ -124,8 +124,18 @@ class _StateWorld:
             self._fact(topic, situation)
         day, chunks, operations = EPOCH + timedelta(days=rng.randrange(1000)), [], []
         for index in range(self.chunks):
-            lines = Lines(index)
-            for line in self._spoken(index, 4 * tokens // self.chunks):
+            lines, own_lines = Lines(index), [line for line in self.lines if line.chunk == index]
+            order = [line.fact for line in own_lines]
+            rng.shuffle(order)
+            # The lines of a fact in their order, and None for each turn of small talk.
+            spoken: list[_Line | None] = []
+            for fact in order:
+                spoken.append(own_lines.pop(next(i for i, line in enumerate(own_lines) if line.fact is fact)))
+            length = sum(len(line.text) for line in spoken if line is not None)
+            while length < 4 * tokens // self.chunks or not spoken:
+                spoken.insert(rng.randint(0, len(spoken)), None)
+                length += 40
+            for line in spoken:
                 if line is not None:
                     lines.add(line.speaker, line.text, *line.changes)
                 elif (roll := rng.random()) < 0.35:
@@ -176,19 +186,6 @@ class _StateWorld:
         if fact.situation != "poisoned":
             fact.marks = frame.format(**dict.fromkeys(words, ""))
         self.lines.append(_Line(fact, chunk, speaker, _sentence(frame, **words)))
-
-    def _spoken(self, index: int, characters: int) -> list[_Line | None]:
-        """Return the lines of a chunk, those of a fact in their order, and None for each turn of small talk."""
-        rng = self.rng
-        lines = [line for line in self.lines if line.chunk == index]
-        order = [line.fact for line in lines]
-        rng.shuffle(order)
-        spoken: list[_Line | None] = [lines.pop(next(i for i, x in enumerate(lines) if x.fact is f)) for f in order]
-        length = sum(len(line.text) for line in spoken if line is not None)
-        while length < characters or not spoken:
-            spoken.insert(rng.randint(0, len(spoken)), None)
-            length += 40
-        return spoken
 
     def _questions(self, fact: _Fact) -> list[Question]:
         """Return the question of a fact, and of an updated one the question before the update."""
