@@ -96,20 +96,16 @@ def load_tasks(
         return load_chat_folder(path, dates)[:limit]
     tasks = None if is_task_file else load_chats(path, dates)
     if tasks is None:
-        is_text = path.is_file() and suffix not in (".json", ".jsonl", ".ndjson", *TABLES)
-        if is_text and (suffix == ".txt" or not _begins_with_json(read_text(path))):
-            raise DataError(f"{path}:1: {NO_CHAT}" if read_text(path).strip() else f"{path}: is empty")
+        if path.is_file() and suffix not in (".json", ".jsonl", ".ndjson", *TABLES):
+            text = read_text(path)
+            parts = (text.lstrip().partition("\n")[0], text)  # an object or list, or one a line
+            if suffix == ".txt" or not any(isinstance(parse_json_or_none(part), dict | list) for part in parts):
+                raise DataError(f"{path}:1: {NO_CHAT}" if text.strip() else f"{path}: is empty")
         if suffix in (".jsonl", ".ndjson") and path.is_file():
             tasks = load_message_lines(path)
         if tasks is None:
             tasks = load_csv(path) if suffix in TABLES or path.is_dir() else load_jsonl(path)
     return tasks[:limit]
-
-
-def _begins_with_json(text: str) -> bool:
-    """Return True if a text, or its first line, is an object or list."""
-    first = text.lstrip().partition("\n")[0]
-    return any(isinstance(parse_json_or_none(part), dict | list) for part in (first, text))
 
 
 def holds_tasks(path: Path) -> bool:

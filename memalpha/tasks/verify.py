@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -164,20 +163,17 @@ def _build_report(
     problem_texts: list[str],
     faults: tuple[str, ...],
 ) -> DataCheck:
+    backwards: list[str] = []
     for task in tasks:
         problem_texts += [f"task {task.id!r}: {field}: {problem}" for field, problem in find_problems(task)]
+        days = [parse_iso_time(time).date() for chunk in task.chunks if is_iso_time(time := chunk.timestamp or "")]
+        if days != sorted(days):
+            backwards.append(task.id)
     repeated = [id for id, count in Counter(task.id for task in tasks).items() if count > 1]
     problem_texts += [f"task {id!r} occurs twice: ids are unique" for id in repeated]
     evidence, elsewhere = _evidence(tasks)
-    left_out = count_left_out(tasks)
-    backwards = tuple(task.id for task in tasks if _runs_backwards(task))
-    problems = tuple(problem_texts)
-    return DataCheck(name, variant, files, counts(tasks), evidence, elsewhere, left_out, backwards, problems, faults)
-
-
-def _runs_backwards(task: Task) -> bool:
-    times = [chunk.timestamp for chunk in task.chunks if chunk.timestamp and is_iso_time(chunk.timestamp)]
-    return any(parse_iso_time(later).date() < parse_iso_time(time).date() for time, later in pairwise(times))
+    left_out, late, problems = count_left_out(tasks), tuple(backwards), tuple(problem_texts)
+    return DataCheck(name, variant, files, counts(tasks), evidence, elsewhere, left_out, late, problems, faults)
 
 
 def _evidence(tasks: Sequence[Task]) -> tuple[dict[str, int], tuple[tuple[str, str], ...]]:
