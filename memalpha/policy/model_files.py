@@ -45,7 +45,8 @@ def check_writes_text(config: Any, name: str | Path) -> None:
     kind, reason = config.model_type, ""
     if getattr(config, "is_encoder_decoder", False):
         reason = "an encoder-decoder model"
-    elif getattr(config, "is_decoder", None) is False:  # configurations of decoders lack the key, or set it
+    elif getattr(config, "is_decoder", None) is False and not kind.startswith("gpt_neox"):
+        # configurations of decoders lack the key, or set it; GPT-NeoX (Pythia) alone has false and masks all the same
         reason = "an encoder, which writes no text"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not getattr(config, "auto_map", None):
         reason = "no model that AutoModelForCausalLM of this transformers loads"

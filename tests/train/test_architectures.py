@@ -14,6 +14,7 @@ from transformers import (
     BertConfig,
     DeepseekV3Config,
     Gemma3Config,
+    GPTNeoXConfig,
     Llama4TextConfig,
     MambaConfig,
     MixtralConfig,
@@ -51,6 +52,7 @@ MODELS: dict[str, PreTrainedConfig] = {
     "deepseek-v3": DeepseekV3Config(**{**SMALL, **MLA}),
     "gemma3": Gemma3Config(text_config={**SMALL, "head_dim": 8, "sliding_window": 16}, vision_config=VISION),
     "llama4": Llama4TextConfig(**SMALL, num_local_experts=2, head_dim=8, intermediate_size_mlp=48),
+    "gpt-neox": GPTNeoXConfig(**{key: value for key, value in SMALL.items() if key != "num_key_value_heads"}),
     "mamba": MambaConfig(vocab_size=512, hidden_size=32, num_hidden_layers=2, state_size=4, eos_token_id=0),
 }
 REFUSED: dict[str, tuple[PreTrainedConfig, str]] = {
