@@ -425,7 +425,8 @@ def _name_errors(function: RewardFunction) -> Iterator[None]:
 
 def _check_values(function: RewardFunction, values: Any, rows: int) -> list[float | None]:
     """Return the function's values as floats and None, or raise `RewardError`."""
-    if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Collection):
+    is_number = getattr(values, "shape", None) == ()  # an array or tensor without a dimension has no length
+    if is_number or isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Collection):
         needed = f"a list of {rows} numbers (or None) is needed"
         raise RewardError(f"reward {function.name!r} gave {brief_repr(values)}: {needed}")
     numbers = list(values)

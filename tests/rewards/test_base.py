@@ -74,6 +74,7 @@ def test_what_does_not_apply_is_left_out():
         (1.0, "gave 1.0: a list of 2 numbers"),
         ("12", "gave '12': a list of 2 numbers"),
         (None, "gave None: a list of 2 numbers"),
+        (np.array(1.0), r"gave array\(1.\): a list of 2 numbers"),
         ({1.0, 0.0}, "gave .*: a list of 2 numbers"),  # has no order
     ],
 )
