@@ -505,7 +505,8 @@ def step_environments(episodes: Sequence[RunningEpisode]) -> None:
     for index, episode in enumerate(episodes):
         with name_errors(f"{episode.where} raised", RewardError):
             result: Any = results[index] if results else episode.environment.step(episode.reply)
-        if not isinstance(result, tuple | list) or not 1 <= len(result) <= len(Step._fields):
+        is_step = isinstance(result, tuple | list) and 1 <= len(result) <= len(Step._fields)
+        if not is_step or any(part and not isinstance(part, tuple | list) for part in result[3:]):
             raise RewardError(
                 f"{episode.where}: step gave {brief_repr(result)}: (reward, done, next observation) is needed"
             )
