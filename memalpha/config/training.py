@@ -253,6 +253,9 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
         base = {**read_config(label), "out": str(config)}  # it may have been moved
     else:
         base, label = read_config(config), str(config)
+        if "benchmark" in base:
+            problem = "configures an evaluation"
+            raise ConfigError(f"{label} {problem}: `memalpha eval {label}` runs it; train with another, such as demo")
     named = {**base, **(overrides or {})}
     if isinstance(config, AnyTraining):
         kind = type(config)

@@ -145,6 +145,11 @@ def test_names_apart_by_commas_are_a_list():
     assert build_config(EvalConfig, {"systems": ["rag"]}, "test").systems == ("rag",)
 
 
+def test_an_evaluation_is_not_trained(memalpha):
+    code, _, err = memalpha("train", "locomo", "data=locomo10.json")
+    assert code == 2 and "locomo configures an evaluation: `memalpha eval locomo` runs it" in err
+
+
 def test_a_file_of_tasks_is_no_configuration(memalpha, tmp_path):
     (tmp_path / "mine.jsonl").write_text("{}\n{}\n")
     code, _, err = memalpha("eval", str(tmp_path / "mine.jsonl"))
