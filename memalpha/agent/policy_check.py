@@ -108,7 +108,13 @@ def _check_template(policy: Any, config: AgentConfig, schema: MemorySchema) -> P
     prompt = policy.render_request(request)
     prompt_text = policy.tokenizer.decode(prompt, skip_special_tokens=False)
     is_full, is_compact = config.prompt == "full", config.prompt == "compact"
-    has_tools = not is_compact and all(name in prompt_text for name in _tool_names(config, schema))
+    tools = {} if is_compact else load_tools(config.tools)
+    shown = [tool["function"]["name"] for tool in tool_schemas(schema, tools)]
+    if config.form == "lines":
+        shown = [tool.line_shape() for tool in tools.values()]
+    elif config.prompt == "mem-alpha":
+        shown = mem_alpha.TOOL_NAMES
+    has_tools = not is_compact and all(text in prompt_text for text in shown)
     if not (has_tools or is_compact):
         problems.append("its prompt shows no tools")
     form = config.form if config.form != "native" else chat.call_format if is_full else config.prompt
@@ -135,16 +141,6 @@ def _check_template(policy: Any, config: AgentConfig, schema: MemorySchema) -> P
             (problems if room + config.view_tokens < MIN_CHUNK_TOKENS else notes).append(message)
     facts = (policy.name, chat.family, has_tools, read_back, chat.thinking, form, len(prompt), room)
     return PolicyCheck(*facts, tuple(problems), tuple(notes))
-
-
-def _tool_names(config: AgentConfig, schema: MemorySchema) -> Sequence[str]:
-    """Return the texts that a prompt must hold to show its tools."""
-    tools = load_tools(config.tools)
-    if config.form == "lines":
-        return [tool.line_shape() for tool in tools.values()]
-    if config.prompt == "mem-alpha":
-        return mem_alpha.TOOL_NAMES
-    return [tool["function"]["name"] for tool in tool_schemas(schema, tools)]
 
 
 def _reads_back(policy: Any, config: AgentConfig, schema: MemorySchema) -> bool:

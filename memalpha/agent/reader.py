@@ -410,18 +410,11 @@ def parse_cited(text: str) -> Cited:
     for match in _CITED_LINE.finditer(text):
         lines_by_part.setdefault(match[1].lower(), []).append(match[2].strip())
     parts = {name: lines[0] for name, lines in lines_by_part.items() if len(lines) == 1 and lines[0]}
-    return Cited(parts.get("answer"), _cited_numbers(parts.get("evidence")), parts.get("reasoning"))
-
-
-def _cited_numbers(text: str | None) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    words = _BETWEEN_NUMBERS.sub(" ", text).split()
-    if [word.lower() for word in words] == ["none"]:
-        return ()
-    if not all(word.isascii() and word.isdecimal() and len(word) < 5 for word in words):
-        return None
-    return tuple(dict.fromkeys(map(int, words)))
+    words = _BETWEEN_NUMBERS.sub(" ", parts.get("evidence", "missing")).split()
+    words = [] if [word.lower() for word in words] == ["none"] else words
+    are_numbers = all(word.isascii() and word.isdecimal() and len(word) < 5 for word in words)
+    evidence = tuple(dict.fromkeys(map(int, words))) if are_numbers else None
+    return Cited(parts.get("answer"), evidence, parts.get("reasoning"))
 
 
 class ExtractiveReader:
@@ -459,7 +452,20 @@ class ExtractiveReader:
         return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
     def _extract(self, question: str, memory: RetrievedMemory) -> str:
-        return _extract(question, memory.hits)
+        question_stems, asks_when = _stems(question), question.lower().startswith("when")
+        for entry in (hit.entry for hit in memory.hits):
+            key, value = _key_and_value(entry)
+            if key is None:
+                # "How old am I?" has no word to look for: the nearest sentence is quoted.
+                is_near = not question_stems or question_stems & _stems(entry.content)
+                if is_near and not _speaks_of_another(question, entry):
+                    return _date_or_quote(value, entry.timestamp) if asks_when else value
+            elif asks_when:
+                if entry.timestamp and question_stems & _stems(entry.content):
+                    return entry.timestamp
+            elif question_stems & _stems(key):
+                return value
+        return ABSTAIN
 
 
 class QuotingReader(ExtractiveReader):
@@ -480,8 +486,10 @@ class QuotingReader(ExtractiveReader):
         question_stems, asks_when = _stems(question), question.lower().startswith("when")
         hits = _distinct(memory.hits)[:MOST_PASSAGES]
         entries = [hit.entry for hit in hits if not _speaks_of_another(question, hit.entry)]
-        noted = _extract_note(question_stems, entries, asks_when=asks_when)
-        if noted and None not in (_key_and_value(entry)[0] for entry in entries):
+        pairs = [(entry, *_key_and_value(entry)) for entry in entries]
+        notes = [(entry.timestamp, entry.content) if asks_when else (value, key) for entry, key, value in pairs if key]
+        noted = next((answer for answer, text in notes if answer and question_stems & _stems(text)), None)
+        if noted and len(notes) == len(entries):
             return noted
         entries += [MemoryEntry("", "core", line) for line in memory.core.splitlines() if line.strip()]
         is_english = not _ENGLISH.isdisjoint(_WORD.findall(question.lower()))
@@ -550,37 +558,6 @@ def _key_and_value(entry: MemoryEntry) -> tuple[str | None, str]:
     key, value = key_value(entry.content) or (None, entry.content)
     is_label = entry.speaker is not None and key == entry.speaker.lower()
     return None if is_label or NOTE in entry.metadata else key, value
-
-
-def _extract(question: str, hits: Iterable[Hit]) -> str:
-    question_stems, asks_when = _stems(question), question.lower().startswith("when")
-    for hit in hits:
-        entry = hit.entry
-        key, value = _key_and_value(entry)
-        if key is None:
-            if _speaks_of_another(question, entry):
-                continue
-            # "How old am I?" has no word to look for: the nearest sentence is quoted.
-            if not question_stems or question_stems & _stems(entry.content):
-                return _date_or_quote(value, entry.timestamp) if asks_when else value
-        elif asks_when:
-            if entry.timestamp and question_stems & _stems(entry.content):
-                return entry.timestamp
-        elif question_stems & _stems(key):
-            return value
-    return ABSTAIN
-
-
-def _extract_note(question_stems: set[str], entries: Iterable[MemoryEntry], *, asks_when: bool) -> str | None:
-    for entry in entries:
-        key, value = _key_and_value(entry)
-        if key is None:
-            continue
-        if asks_when and entry.timestamp and question_stems & _stems(entry.content):
-            return entry.timestamp
-        if not asks_when and question_stems & _stems(key):
-            return value
-    return None
 
 
 _FIRST_PERSON = re.compile(r"\b(?:I|[Mm]e|[Mm]y|[Mm]ine|[Ww]e|[Oo]ur|[Uu]s)\b")

@@ -476,7 +476,24 @@ class EpisodePool:
             replied.append(episode)
         if not replied:
             return []
-        step_environments(replied)
+        first = replied[0].environment
+        results: list[Any] = []
+        if isinstance(first, StepsTogether):
+            name, replies = type(first).__name__, [episode.reply for episode in replied]
+            with name_errors(f"environment {name} raised", RewardError):
+                results = list(first.step_together([episode.environment for episode in replied], replies))
+            if len(results) != len(replied):
+                count = f"{len(results)} steps for {len(replied)} episodes"
+                raise RewardError(f"environment {name}: step_together gave {count}")
+        for index, episode in enumerate(replied):
+            with name_errors(f"{episode.where} raised", RewardError):
+                result: Any = results[index] if results else episode.environment.step(episode.reply)
+            is_step = isinstance(result, tuple | list) and 1 <= len(result) <= len(Step._fields)
+            if not is_step or any(part and not isinstance(part, tuple | list) for part in result[3:]):
+                raise RewardError(
+                    f"{episode.where}: step gave {brief_repr(result)}: (reward, done, next observation) is needed"
+                )
+            episode.take(Step(*result))
         self.submit([episode for episode in replied if not episode.has_ended()])
         return [episode for episode in replied if episode.done]
 
@@ -489,28 +506,6 @@ class EpisodePool:
         """Drop all turns under way."""
         self.queue.close()
         self._running, self.waiting = {}, []
-
-
-def step_environments(episodes: Sequence[RunningEpisode]) -> None:
-    """Step the environments of episodes that have a new completion."""
-    first = episodes[0].environment
-    results: list[Any] = []
-    if isinstance(first, StepsTogether):
-        name, replies = type(first).__name__, [episode.reply for episode in episodes]
-        with name_errors(f"environment {name} raised", RewardError):
-            results = list(first.step_together([episode.environment for episode in episodes], replies))
-        if len(results) != len(episodes):
-            count = f"{len(results)} steps for {len(episodes)} episodes"
-            raise RewardError(f"environment {name}: step_together gave {count}")
-    for index, episode in enumerate(episodes):
-        with name_errors(f"{episode.where} raised", RewardError):
-            result: Any = results[index] if results else episode.environment.step(episode.reply)
-        is_step = isinstance(result, tuple | list) and 1 <= len(result) <= len(Step._fields)
-        if not is_step or any(part and not isinstance(part, tuple | list) for part in result[3:]):
-            raise RewardError(
-                f"{episode.where}: step gave {brief_repr(result)}: (reward, done, next observation) is needed"
-            )
-        episode.take(Step(*result))
 
 
 def is_lock_step(environment: Environment) -> bool:

@@ -134,6 +134,7 @@ class WritingEpisode:
 
     Attributes:
         advice: Advice from an earlier attempt, shown with every chunk.
+        indexed: Contents whose vectors the memory's index has.
         memory: The memory.
     """
 
@@ -142,8 +143,8 @@ class WritingEpisode:
     def __init__(self, writing: MemoryWriting) -> None:
         self.writing = writing
         self.advice = ""
+        self.indexed: set[str] = set()
         self._index = 0
-        self._indexed: set[str] = set()
 
     def reset(self, task: Task) -> SampleRequest:
         """Start with an empty memory and return the prompt of the first chunk."""
@@ -157,13 +158,19 @@ class WritingEpisode:
     @staticmethod
     def step_together(environments: Sequence[WritingEpisode], replies: Sequence[str]) -> list[Step]:
         """Step several episodes; the texts that their next searches need are embedded in one batch."""
-        steps = [episode.apply(reply) for episode, reply in zip(environments, replies, strict=True)]
-        going_on = [episode for episode, step in zip(environments, steps, strict=True) if not step.done]
-        environments[0].writing.embed_views((episode.state, episode.chunk, episode._indexed) for episode in going_on)
-        return [
-            step if step.done else step._replace(observation=episode.request())
-            for episode, step in zip(environments, steps, strict=True)
-        ]
+        turns = [episode.apply(reply) for episode, reply in zip(environments, replies, strict=True)]
+        going_on = [episode for episode in environments if not episode.is_done]
+        environments[0].writing.embed_views((episode.state, episode.chunk, episode.indexed) for episode in going_on)
+        steps = []
+        for episode, turn in zip(environments, turns, strict=True):
+            request = None if episode.is_done else episode.request()
+            steps.append(Step(None, episode.is_done, request, turn.calls, turn.results, turn.operations))
+        return steps
+
+    @property
+    def is_done(self) -> bool:
+        """True if all chunks were read."""
+        return self._index == self.turns
 
     @property
     def chunk(self) -> Chunk:
@@ -180,13 +187,13 @@ class WritingEpisode:
         """Number of chunks."""
         return len(self.task.chunks)
 
-    def apply(self, reply: str) -> Step:
-        """Apply the tool calls of a reply; the next prompt is not in the step."""
+    def apply(self, reply: str) -> Turn:
+        """Apply the tool calls of a reply, and go on to the next chunk."""
         config = self.writing.config
         form, tools = config.reply_form, load_tools(config.tools)
         turn = act(self.memory, self.chunk, Completion(reply), source=self.task.id, form=form, tools=tools, strict=True)
         self._index += 1
-        return Step(None, self._index == self.turns, None, turn.calls, turn.results, turn.operations)
+        return turn
 
     def request(self) -> SampleRequest:
         """Return the prompt of the next chunk."""
