@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import islice
 from typing import Any, Generic, NamedTuple, Protocol, SupportsFloat, TypeGuard, runtime_checkable
 
@@ -369,7 +369,7 @@ class RunningEpisode:
             temperature=temperature,
             max_new_tokens=self.engine.max_new_tokens,
             thinking_tokens=self.engine.thinking_tokens,
-            chat_template_kwargs=self.engine.chat_template_kwargs,
+            chat_template_kwargs=self.engine.chat_template_kwargs or {},
         )
 
     def take(self, step: Step) -> None:
@@ -519,6 +519,7 @@ MAX_TURNS = 16
 Progress = Callable[[int, int], None]
 
 
+@dataclass(eq=False, repr=False)
 class RolloutEngine(Generic[AnyTask]):
     """Roll out an environment with a policy.
 
@@ -542,27 +543,18 @@ class RolloutEngine(Generic[AnyTask]):
         ConfigError: The environment would be shared by several rollouts, or is not callable.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        environment: Any,
-        *,
-        system_prompt: str | None = None,
-        max_new_tokens: int = 256,
-        thinking_tokens: int = 0,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        max_turns: int = MAX_TURNS,
-        retry_prompt: str | None = None,
-    ) -> None:
-        check_environment(environment)
-        self.policy = policy
-        self.environment = environment
-        self.system_prompt = system_prompt
-        self.max_new_tokens = max_new_tokens
-        self.thinking_tokens = thinking_tokens
-        self.chat_template_kwargs = chat_template_kwargs or {}
-        self.max_turns = max_turns
-        self.retry_prompt = retry_prompt
+    policy: Policy
+    environment: Any
+    _: KW_ONLY
+    system_prompt: str | None = None
+    max_new_tokens: int = 256
+    thinking_tokens: int = 0
+    chat_template_kwargs: Mapping[str, Any] | None = None
+    max_turns: int = MAX_TURNS
+    retry_prompt: str | None = None
+
+    def __post_init__(self) -> None:
+        check_environment(self.environment)
         self.outgrown = 0
 
     def roll_out(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,6 +89,7 @@ class FrozenPolicies:
         return config.model_copy(update=updates)
 
 
+@dataclass(eq=False)
 class TaskEvaluations(Evaluations):
     """Validates on tasks; evaluates held-out tasks before and after, kept in `eval/` of the run directory.
 
@@ -103,22 +105,18 @@ class TaskEvaluations(Evaluations):
         stop_below: See `check`; None: never stop.
     """
 
-    def __init__(
-        self,
-        evaluator: Evaluator[Any],
-        validation: Sequence[Any],
-        held_out: Sequence[Any],
-        directory: RunDirectory,
-        display: Display,
-        *,
-        notes: Sequence[str] = (),
-        measures: Sequence[str] = ("accuracy",),
-        score: str = "accuracy",
-        stop_below: float | None = None,
-    ) -> None:
-        self.evaluator, self.validation, self.held_out = evaluator, validation, held_out
-        self.directory, self.display, self.notes = directory, display, notes
-        self.measures, self.score, self.stop_below = measures, score, stop_below
+    evaluator: Evaluator[Any]
+    validation: Sequence[Any]
+    held_out: Sequence[Any]
+    directory: RunDirectory
+    display: Display
+    _: KW_ONLY
+    notes: Sequence[str] = ()
+    measures: Sequence[str] = ("accuracy",)
+    score: str = "accuracy"
+    stop_below: float | None = None
+
+    def __post_init__(self) -> None:
         self.saved = ["before"]  # files of eval/ that the summary needs
         self._first: list[Any] | None = None  # accuracy and standard error of the start's validation
         self._last: list[Any] = []

@@ -10,6 +10,7 @@ answer unless `tell_answer` is set.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -131,6 +132,7 @@ class TextStep(ReinforcementStep):
         return {"prompt": task.text}
 
 
+@dataclass(eq=False)
 class TextReflection(Reflecting[TextTask]):
     """Feedback and prompts for second attempts at text tasks (`worker.Reflecting`).
 
@@ -141,16 +143,10 @@ class TextReflection(Reflecting[TextTask]):
         feedback_func: The user's feedback function; None takes feedback from the rewards.
     """
 
-    def __init__(
-        self,
-        scorer: TextScorer,
-        settings: ERLSettings,
-        count_tokens: Callable[[str], int],
-        feedback_func: FeedbackFunction | None = None,
-    ) -> None:
-        self.scorer: TextScorer = scorer
-        self.settings, self.count_tokens = settings, count_tokens
-        self.feedback_func = feedback_func
+    scorer: TextScorer
+    settings: ERLSettings
+    count_tokens: Callable[[str], int]
+    feedback_func: FeedbackFunction | None = None
 
     @cached_property
     def embedder(self) -> Embedder:
