@@ -110,8 +110,18 @@ class CallCredit:
             close = self._chat.thought_marks[1]
             position = text.find(close)
             first = len(text) if position < 0 else position + len(close)
-        ends = self._call_ends(turn, text, first)
-        if starts is not None and ends is not None:
+        ends: list[int] = []
+        for call in turn.calls:
+            start = text.find(call.raw, ends[-1] if ends else first)
+            if start < 0 or not call.raw:
+                break
+            close_tag = _CLOSE_TAG.match(text, start + len(call.raw))
+            ends.append(close_tag.end() if close_tag else start + len(call.raw))
+        parser = self._chat.reply_parser
+        if len(ends) < len(turn.calls) and parser is not None:
+            # Its family writes calls in another form than the text of the completion.
+            ends = [first + end for end in parser.call_ends(text[first:])]
+        if starts is not None and len(ends) == len(turn.calls):
             indices = np.searchsorted(ends, starts, side="right")
             indices[np.array(starts) < first] = SHARED
         if turn.completion.stop_reason == "eos":
@@ -135,22 +145,6 @@ class CallCredit:
             if "".join(pieces) != text:
                 return None
         return [0, *np.cumsum([len(piece) for piece in pieces])[:-1].tolist()]
-
-    def _call_ends(self, turn: Turn, text: str, first: int) -> list[int] | None:
-        """Return where each call ends in the decoded ids; None if that cannot be told."""
-        ends: list[int] = []
-        for call in turn.calls:
-            start = text.find(call.raw, ends[-1] if ends else first)
-            if start < 0 or not call.raw:
-                break
-            end = start + len(call.raw)
-            close = _CLOSE_TAG.match(text, end)
-            ends.append(close.end() if close else end)
-        if len(ends) == len(turn.calls):
-            return ends
-        parser = self._chat.reply_parser  # its family writes calls in another form than the text of the completion
-        ends = [] if parser is None else [first + end for end in parser.call_ends(text[first:])]
-        return ends if len(ends) == len(turn.calls) else None
 
 
 def decode_in_context(decode: Callable[[Sequence[int]], str], ids: Sequence[int]) -> list[str]:

@@ -128,10 +128,27 @@ def run_second_attempts(
     retries = worker.engine.run(starts, temperature, config.seed, step, role="retry")
     scored, retry_records = worker.score([TrajectoryGroup(retry.task, (retry,)) for retry in retries])
     answers = worker.scorer.group_records(scored, retry_records)
-    second_attempts = [
-        _build_second_attempt(worker, settings, candidate, text, reply, group.trajectories[0], of_group[0])
-        for candidate, text, reply, group, of_group in zip(candidates, advice, replies, scored, answers, strict=True)
-    ]
+    second_attempts = []
+    for first_try, text, reply, group, of_group in zip(candidates, advice, replies, scored, answers, strict=True):
+        attempt, accuracy = first_try.attempt, worker.scorer.accuracy(group.trajectories[0], of_group[0])
+        retry = replace(group.trajectories[0], parent=attempt.rollout)
+        succeeded = accuracy is not None and accuracy >= settings.reward_threshold
+        reflection = internalized = None
+        if reply is not None and retry.reward is not None:
+            value = retry.reward.total
+            reward = Reward((value,), {"retry": (value,)}, {"retry": 1.0}, value)
+            made = {"turns": (Turn(0, reply),), "states": attempt.states[-1:], "reward": reward}
+            reflection = replace(attempt, **made, role="reflection", parent=attempt.rollout)
+        if settings.enable_internalization and succeeded:
+            assert isinstance(policy, TransformersPolicy)
+            prompts = [tuple(policy.render(item.messages, item.tools)) for item in reflecting.without_advice(retry)]
+            turns = tuple(
+                replace(turn, completion=replace(turn.completion, prompt_ids=prompt))  # the ids stay as sampled
+                for turn, prompt in zip(retry.turns, prompts, strict=True)
+                if is_imitable(turn)
+            )
+            internalized = replace(retry, turns=turns, reward=None, role=INTERNALIZED) if turns else None
+        second_attempts.append(SecondAttempt(first_try, text, reflection, retry, accuracy, succeeded, internalized))
     return worker.world.gather(second_attempts)
 
 
@@ -140,37 +157,6 @@ def _reflecting_of(worker: RolloutWorker[Any]) -> Reflecting[Any]:
     if worker.reflecting is None:
         raise ConfigError("algorithm: erl reflects on attempts: give the worker a `reflecting`")
     return worker.reflecting
-
-
-def _build_second_attempt(
-    worker: RolloutWorker[Any],
-    settings: ERLSettings,
-    first: ReflectionCandidate,
-    advice: str,
-    reply: Completion | None,
-    retry: Trajectory[Any],
-    records: Sequence[Record],
-) -> SecondAttempt:
-    attempt, accuracy = first.attempt, worker.scorer.accuracy(retry, records)
-    retry = replace(retry, parent=attempt.rollout)
-    succeeded = accuracy is not None and accuracy >= settings.reward_threshold
-    reflection = internalized = None
-    if reply is not None and retry.reward is not None:
-        value = retry.reward.total
-        reward = Reward((value,), {"retry": (value,)}, {"retry": 1.0}, value)
-        turns, states = (Turn(0, reply),), attempt.states[-1:]
-        reflection = replace(
-            attempt, turns=turns, states=states, reward=reward, role="reflection", parent=attempt.rollout
-        )
-    if settings.enable_internalization and succeeded:
-        policy, turns = worker.engine.policy, []
-        assert isinstance(policy, TransformersPolicy)
-        for turn, request in zip(retry.turns, _reflecting_of(worker).without_advice(retry), strict=True):
-            prompt = tuple(policy.render(request.messages, request.tools))  # the ids stay as sampled
-            if is_imitable(turn):
-                turns.append(replace(turn, completion=replace(turn.completion, prompt_ids=prompt)))
-        internalized = replace(retry, turns=tuple(turns), reward=None, role=INTERNALIZED) if turns else None
-    return SecondAttempt(first, advice, reflection, retry, accuracy, succeeded, internalized)
 
 
 def group_by_role(
