@@ -162,7 +162,15 @@ def loss_sum(
         the last two are detached.
     """
     log_ratio = logprobs - batch.logprobs
-    ratio = torch.exp(_aggregate_log_ratio(log_ratio, batch, settings.level).clamp(max=MAX_LOG_RATIO))
+    of_level = log_ratio
+    if settings.level != "token":  # of the completion, over its tokens in the policy gradient
+        in_gradient, count = (batch.pg != 0).to(log_ratio), int(batch.sample[-1]) + 1
+        sums_by_row = log_ratio.new_zeros(count).index_add(0, batch.sample, log_ratio * in_gradient)
+        if settings.level == "mean":
+            tokens_by_row = log_ratio.new_zeros(count).index_add(0, batch.sample, in_gradient)
+            sums_by_row = sums_by_row / tokens_by_row.clamp(min=1.0)
+        of_level = sums_by_row[batch.sample]
+    ratio = torch.exp(of_level.clamp(max=MAX_LOG_RATIO))
     if settings.objective == "cispo":
         assert settings.epsilon_high is not None
         weight = ratio.detach().clamp(max=settings.epsilon_high)
@@ -211,17 +219,3 @@ def loss_sum(
             "value_loss": value_loss,
         }
     return loss, sums, log_ratio.detach()[trained]
-
-
-def _aggregate_log_ratio(
-    log_ratio: torch.Tensor, batch: MicroBatch, level: Literal["token", "mean", "product"]
-) -> torch.Tensor:
-    """Return each token's log ratio, or its completion's, over the tokens of the policy gradient."""
-    if level == "token":
-        return log_ratio
-    trained = (batch.pg != 0).to(log_ratio)
-    count = int(batch.sample[-1]) + 1
-    sums = log_ratio.new_zeros(count).index_add(0, batch.sample, log_ratio * trained)
-    if level == "mean":
-        sums = sums / log_ratio.new_zeros(count).index_add(0, batch.sample, trained).clamp(min=1.0)
-    return sums[batch.sample]
