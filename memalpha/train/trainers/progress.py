@@ -248,13 +248,20 @@ def open_trackers(config: LearnerConfig, step: int, is_main: bool) -> Iterator[L
         def log(metrics: Mapping[str, Any], rollouts: Sequence[Mapping[str, Any]]) -> None:
             numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
             step = int(numbers.pop("step"))
-            rows = [_rollout_row(line) for line in rollouts[:TRACKED_ROLLOUTS]]
+            rows: list[list[Any]] = []
+            for line in rollouts[:TRACKED_ROLLOUTS]:
+                credit = [[turn["advantage"], *turn.get("credit", ())] for turn in line["turns"]]
+                texts = (" ".join("-" if value is None else f"{value:+.2f}" for value in values) for values in credit)
+                replies = "\n".join(turn["text"] for turn in line["turns"])
+                rows.append([line["task"], line["rollout"], line["reward"], "; ".join(texts), replies])
+            cells = [[escape(str(cell)).replace("|", "&#124;").replace("\n", "<br>") for cell in row] for row in rows]
+            cells = [[*ROLLOUT_COLUMNS], ["---"] * len(ROLLOUT_COLUMNS), *cells]
             for tracker in trackers:
                 tracker.log(numbers, step=step)
                 if rows and tracker.name in ("wandb", "clearml"):
                     tracker.log_table("rollouts", columns=[*ROLLOUT_COLUMNS], data=rows, step=step)
                 elif rows and tracker.name == "tensorboard":
-                    tracker.log({"rollouts": _as_markdown(rows)}, step=step)
+                    tracker.log({"rollouts": "\n".join(f"| {' | '.join(line)} |" for line in cells)}, step=step)
 
         yield log
 
@@ -277,21 +284,3 @@ def _make_tracker(name: str, config: LearnerConfig, step: int) -> Any:
         id = RunDirectory(out).read_json(RUN_FILE)["id"]
         return kind(os.environ.get("WANDB_PROJECT", PROJECT), id=id, name=out.name, dir=str(out), resume="allow")
     return kind(os.environ.get("COMET_PROJECT_NAME", PROJECT) if name == "comet_ml" else PROJECT)
-
-
-def _rollout_row(line: Mapping[str, Any]) -> list[Any]:
-    turns = line["turns"]
-    credit = [[turn["advantage"], *turn.get("credit", ())] for turn in turns]
-    return [
-        line["task"],
-        line["rollout"],
-        line["reward"],
-        "; ".join(" ".join("-" if value is None else f"{value:+.2f}" for value in values) for values in credit),
-        "\n".join(turn["text"] for turn in turns),
-    ]
-
-
-def _as_markdown(rows: Sequence[Sequence[Any]]) -> str:
-    lines = [[*ROLLOUT_COLUMNS], ["---"] * len(ROLLOUT_COLUMNS)]
-    lines += [[escape(str(cell)).replace("|", "&#124;").replace("\n", "<br>") for cell in row] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

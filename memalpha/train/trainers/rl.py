@@ -421,24 +421,6 @@ class ReinforcementStep(TrainingStep):
             **self.trajectory_fields(trajectory),
         }
 
-    def _turn_advantages(
-        self, samples: Sequence[TrainingSample], written: Sequence[Trajectory[Any]]
-    ) -> dict[tuple[str, int, str, int], float]:
-        """Return the advantage of each written turn that is trained on; with credit per call, its share of the turn."""
-        credit = self.algorithm.credit
-        by_turn = {_turn_key(sample): sample for sample in samples if sample.pg.any()}
-        advantages = {}
-        for trajectory in written:
-            calls = trajectory.reward.calls if trajectory.reward else ()
-            for turn, numbers in zip_longest(trajectory.turns, calls):
-                key = (trajectory.task.id, trajectory.rollout, trajectory.role, turn.chunk)
-                if (sample := by_turn.get(key)) is None:
-                    continue
-                last = int(np.flatnonzero(sample.pg)[-1]) - len(sample.pg)  # from the end
-                of_call = credit.by_token(turn, numbers)[last] if credit and numbers else 0.0
-                advantages[key] = float(sample.advantages[last] - of_call)
-        return advantages
-
     def _write_trajectories(
         self,
         groups: Sequence[TrajectoryGroup[Any]],
@@ -457,7 +439,17 @@ class ReinforcementStep(TrainingStep):
         all_tasks = {group.task.id: group.task for group in groups}
         tasks = dict(islice(all_tasks.items(), self.config.sampling.written_tasks))
         written = [trajectory for group in groups if group.task.id in tasks for trajectory in group.trajectories]
-        of_turns = self._turn_advantages(samples, written)
+        # With credit per call a turn's share of its advantage is shown; only turns that are trained on have one.
+        credit, of_turns = self.algorithm.credit, {}
+        by_turn = {_turn_key(sample): sample for sample in samples if sample.pg.any()}
+        for trajectory in written:
+            calls = trajectory.reward.calls if trajectory.reward else ()
+            for turn, numbers in zip_longest(trajectory.turns, calls):
+                key = (trajectory.task.id, trajectory.rollout, trajectory.role, turn.chunk)
+                if (sample := by_turn.get(key)) is not None:
+                    last = int(np.flatnonzero(sample.pg)[-1]) - len(sample.pg)  # from the end
+                    of_call = credit.by_token(turn, numbers)[last] if credit and numbers else 0.0
+                    of_turns[key] = float(sample.advantages[last] - of_call)
         answers: dict[tuple[str, int], list[Record]] = {}
         for record in records:
             answers.setdefault((record.task, record.rollout), []).append(record)
