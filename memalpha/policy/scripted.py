@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from memalpha.errors import PolicyError, did_you_mean
 from memalpha.policy.base import Policy
@@ -67,22 +66,21 @@ class ScriptedPolicy:
         if observation is None:
             raise PolicyError(f"{self.name} only writes memory: answer questions with another reader")
         if self.kind == "add-all":
-            category = _raw_line_category(request.tools)
+            parameters = (tool["function"]["parameters"]["properties"] for tool in request.tools)
+            names = [properties["category"]["enum"] for properties in parameters if "category" in properties]
+            category = next((of_tool[0] for of_tool in names if "episodic" not in of_tool), "episodic")
             lines = _user_lines(observation.chunk)
             calls = [format_call("memory_insert", {"category": category, "content": line}) for line in lines]
-        else:
-            calls = self._gold_calls(observation)
-        return "".join(calls or [format_call("memory_skip", {})])
-
-    def _gold_calls(self, observation: Observation) -> list[str]:
-        if observation.task is None or not observation.task.gold_operations:
+        elif observation.task is None or not observation.task.gold_operations:
             reason = f"task {observation.task.id!r} has none" if observation.task else "a served writer has none"
             raise PolicyError(
                 f"{self.name} needs tasks with gold operations: {reason}; systems without gold operations are "
                 "append-only, rag and scripted:add-all"
             )
-        calls = (self._gold_call(item, observation) for item in observation.task.gold_at(observation.chunk.index))
-        return [call for call in calls if call]
+        else:
+            operations = observation.task.gold_at(observation.chunk.index)
+            calls = [call for item in operations if (call := self._gold_call(item, observation))]
+        return "".join(calls or [format_call("memory_skip", {})])
 
     def _gold_call(self, operation: GoldOperation, observation: Observation) -> str | None:
         kind = operation.kind
@@ -135,12 +133,3 @@ def _user_lines(chunk: Chunk) -> list[str]:
         for turn in chunk.turns
         if turn.speaker.lower() not in _ASSISTANT_ROLES and turn.text.strip()
     ]
-
-
-def _raw_line_category(tools: Sequence[Any]) -> str:
-    """Return "episodic", or the first category if the schema lacks it."""
-    for tool in tools:
-        category = tool["function"]["parameters"]["properties"].get("category")
-        if category and "episodic" not in category["enum"]:
-            return category["enum"][0]
-    return "episodic"

@@ -188,15 +188,8 @@ class VllmClient(ServerThread):
             if not isinstance(result, Mapping) or result.get("version") != version:
                 reason = result.get("error") if isinstance(result, Mapping) else result
                 raise PolicyError(f"{self.name} did not load the weights of {folder}: {reason}")
-        self.reset_cache()
-
-    def reset_cache(self) -> None:
-        """Forget cached keys and values. Raises `PolicyError` if the server keeps some: requests are under way."""
-        end = time.monotonic() + self.config.timeout
-        while True:
-            answer = self.call("POST", "/reset_prefix_cache")
-            if not isinstance(answer, Mapping) or answer.get("success") is not False:
-                return
+        end, path = time.monotonic() + self.config.timeout, "/reset_prefix_cache"
+        while isinstance(answer := self.call("POST", path), Mapping) and answer.get("success") is False:
             if time.monotonic() > end:
                 raise PolicyError(f"{self.name} keeps cached keys and values: another client has requests under way")
             time.sleep(0.05)  # requests that have just ended may still hold some
