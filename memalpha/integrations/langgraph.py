@@ -99,7 +99,9 @@ class LangGraphStore(BaseStore):
             elif isinstance(op, SearchOp):
                 results.append(self._search(op))
             elif isinstance(op, ListNamespacesOp):
-                results.append(self._namespaces(op))
+                namespaces = {tuple(entry.metadata["item"]["namespace"]) for entry in self._items.list()}
+                paths = [path for path in namespaces if all(_matches(item, path) for item in op.match_conditions or ())]
+                results.append(sorted({path[: op.max_depth] for path in paths})[_page(op)])
             else:
                 raise ValueError(f"unknown operation: {op!r}")
         with self._items.transaction():
@@ -130,11 +132,6 @@ class LangGraphStore(BaseStore):
         page = scored[op.offset :]
         self._refresh([entry for entry, _ in page] if op.refresh_ttl else [])
         return [SearchItem(**_fields(entry), score=score) for entry, score in page]
-
-    def _namespaces(self, op: ListNamespacesOp) -> list[Path]:
-        namespaces = {tuple(entry.metadata["item"]["namespace"]) for entry in self._items.list()}
-        paths = [path for path in namespaces if all(_matches(item, path) for item in op.match_conditions or ())]
-        return sorted({path[: op.max_depth] for path in paths})[_page(op)]
 
     def _put(self, op: PutOp) -> None:
         key = _key(op.namespace, op.key)

@@ -256,13 +256,8 @@ class KeyFile:
                 self._connection.execute("UPDATE keys SET last_used = ? WHERE id = ?", (_iso_time(), key.id))
             except sqlite3.Error as error:  # the key is good all the same
                 log.error("%s cannot be written", self.path, exc_info=error)
-        self._count_request(key)
-        return key
-
-    def _count_request(self, key: Key) -> None:
-        """Take one request from the key's quota. Raises `ServiceError` (429) if none is left."""
         if key.requests_per_minute is None:
-            return
+            return key
         rate, now = key.requests_per_minute / 60, time.monotonic()
         left, then = self._buckets.get(key.id, (float(key.requests_per_minute), now))
         left = min(float(key.requests_per_minute), left + (now - then) * rate)
@@ -270,6 +265,7 @@ class KeyFile:
         if left < 1:
             message = f"this key may send {key.requests_per_minute} requests a minute"
             raise ServiceError("too_many_requests", message, 429, retry_after=ceil((1 - left) / rate))
+        return key
 
     def count_bytes(self, key: Key, size: int) -> None:
         """Take the body of a writing request from the key's quota. Raises `ServiceError` (429) if it is too large."""

@@ -77,7 +77,14 @@ def mcp_server(service: MemoryService) -> Server[Any]:
     Over HTTP a request has the namespace and the rights of its key; elsewhere all rights on the service's namespace.
     """
 
-    tools = _tools(service)
+    tools = []  # those of the writer that are served, then search, list and read
+    for schema in () if service.read_only else tool_schemas(service.schema, service.tools):
+        function, tool = schema["function"], service.tools[schema["function"]["name"]]
+        if tool.is_served:
+            tools.append(_tool(function["name"], function["description"], function["parameters"], **tool.hints))
+    for name, (model, right, hints) in _READERS.items():
+        if right == "read" or not service.read_only:
+            tools.append(_tool(name, model.__doc__, _schema(model, service.schema.category_names), **hints))
     schemas = {tool.name: tool.input_schema for tool in tools}
 
     async def list_tools(context: ServerRequestContext[Any], params: object) -> types.ListToolsResult:
@@ -156,19 +163,6 @@ def _result(value: dict[str, Any], *, failed: bool = False) -> types.CallToolRes
 
 def _failure(name: str, code: str, message: str) -> types.CallToolResult:
     return _result(asdict(CallOutcome(name, False, code, message)), failed=True)
-
-
-def _tools(service: MemoryService) -> list[types.Tool]:
-    """Return the tools that a client sees: those of the writer that are served, then search, list and read."""
-    tools = []
-    for schema in () if service.read_only else tool_schemas(service.schema, service.tools):
-        function, tool = schema["function"], service.tools[schema["function"]["name"]]
-        if tool.is_served:
-            tools.append(_tool(function["name"], function["description"], function["parameters"], **tool.hints))
-    for name, (model, right, hints) in _READERS.items():
-        if right == "read" or not service.read_only:
-            tools.append(_tool(name, model.__doc__, _schema(model, service.schema.category_names), **hints))
-    return tools
 
 
 def _tool(name: str, description: str | None, schema: dict[str, Any], **hints: bool) -> types.Tool:

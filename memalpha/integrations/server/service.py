@@ -228,7 +228,7 @@ class MemoryService:
             raise ConfigError("policy: a writer is needed, unless the memory is served read-only")
         self._chunk_size = chunk_size
         agent = None if policy is None else MemoryAgent(policy, store, config, trust=trust)
-        self._serve(store, agent)
+        self.serve(store, agent)
         self._reader = QuotingReader() if agent is None else default_reader(agent.policy, agent.config, reader)
         self._open = lru_cache(MAX_NAMESPACES)(self._open_namespace)
         self._siblings: WeakSet[MemoryService] = WeakSet()
@@ -271,11 +271,11 @@ class MemoryService:
     def _open_namespace(self, name: str) -> MemoryService:
         """Make the service of another namespace. It ends once others have taken its place, after its last request."""
         service, store = copy(self), self._store.namespace(name)
-        service._serve(store, None if self._agent is None else self._agent.with_store(store))
+        service.serve(store, None if self._agent is None else self._agent.with_store(store))
         self._siblings.add(service)
         return service
 
-    def _serve(self, store: MemoryStore, agent: MemoryAgent | None) -> None:
+    def serve(self, store: MemoryStore, agent: MemoryAgent | None) -> None:
         """Set what the services of two namespaces do not share: the store, its writer and the thread of its writes."""
         self._store, self._agent = store, agent
         self.write_pool = ThreadPoolExecutor(1, "memalpha-write")
