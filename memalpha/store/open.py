@@ -238,9 +238,9 @@ def back_up(database: Backend, schema: MemorySchema, target: str | Path) -> dict
     Raises:
         StoreError: The file exists already or cannot be written.
     """
-    if database.path == ":memory:" or is_url(database.path):
+    if not isinstance(database, SQLiteDatabase) or database.path == ":memory:":
         return _copy_database(database, schema, target)
-    reader, _, _ = open_database(database.path, clock=database.clock, read_only=database.is_read_only)
+    reader, _, _ = open_database(database.file, clock=database.clock, read_only=database.is_read_only)
     with closing(reader):
         return _copy_database(reader, schema, target)
 

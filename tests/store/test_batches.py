@@ -232,6 +232,16 @@ def test_a_backup_holds_every_namespace(kind: str, tmp_path: Path) -> None:
     database.close()
 
 
+def test_a_backup_is_of_the_open_file_after_a_change_of_the_folder(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "other").mkdir()
+    MemoryStore.open(tmp_path / "other" / "a.db", embedder="hash").close()
+    monkeypatch.chdir(tmp_path)
+    with MemoryStore.open("a.db", embedder="hash") as store:
+        store.insert("semantic", "Ana: lives in Oslo")
+        monkeypatch.chdir("other")
+        assert store.backup("b.db") == {"default": 1}
+
+
 def test_entries_and_hits_become_mappings_and_tables(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pandas")
     [hit] = store.search("Ana", 1)

@@ -257,12 +257,12 @@ class SQLiteDatabase(Backend, ForkAware):
         # True if the connection is closed until the next transaction, or cannot be used in this process.
         self._is_paused = self._is_unusable = False
         self._inspect, self._durability = inspect, durability
-        self._file = path  # absolute: SQLite takes a relative one that begins with "file:" for a URI
+        self.file = path  # absolute: the folder may change, and SQLite takes "file:..." for a URI
         self._identity: tuple[int, int] | None = None
         initial_meta = cache(initial_meta)
         if path != ":memory:":
             _check_path(Path(path), create)
-            self._file = str(Path(path).absolute())
+            self.file = str(Path(path).absolute())
             if not Path(path).exists():
                 initial_meta()  # may raise: call it before the file is created
                 try:  # only its owner can read it, and its log gets this mode
@@ -292,19 +292,19 @@ class SQLiteDatabase(Backend, ForkAware):
 
     def _connect(self) -> sqlite3.Connection:
         # With isolation_level None, the sqlite3 module never begins or ends a transaction itself.
-        return sqlite3.connect(self._file, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
+        return sqlite3.connect(self.file, timeout=LOCK_TIMEOUT, isolation_level=None, check_same_thread=False)
 
     def _read_identity(self) -> tuple[int, int] | None:
         """Return device and inode of the file at the path; None if there is none."""
         try:
-            status = os.stat(self._file)  # noqa: PTH116 (at each write, and a `Path` takes three times as long)
+            status = os.stat(self.file)  # noqa: PTH116 (at each write, and a `Path` takes three times as long)
         except OSError:
             return None
         return status.st_dev, status.st_ino
 
     def _find_log(self) -> Path:
         """Return the path of the write-ahead log: beside the file, not beside a symbolic link to it."""
-        return Path(f"{Path(self._file).resolve()}-wal")
+        return Path(f"{Path(self.file).resolve()}-wal")
 
     def _check_file(self) -> None:
         """Raise `StoreError` if the file at the path is no longer the open one."""
@@ -753,13 +753,13 @@ class ReadOnlyDatabase(SQLiteDatabase):
         self._is_private = False
         self._file_state = self._read_file_state()
         mode = "mode=ro" if self._file_state[1] else "mode=ro&immutable=1"
-        uri = f"file:{quote(self._file)}?{mode}"
+        uri = f"file:{quote(self.file)}?{mode}"
         return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
 
     def _read_file_state(self) -> tuple[Any, ...]:
         """Return what changes when somebody writes: size and time of the file, and the size of its log."""
         try:
-            status, log = Path(self._file).stat(), self._find_log()
+            status, log = Path(self.file).stat(), self._find_log()
             return (status.st_ino, status.st_size, status.st_mtime_ns), log.stat().st_size if log.exists() else 0
         except OSError as error:
             raise StoreError(f"{self.path} cannot be read any more ({error.strerror}): is it there?") from error
