@@ -15,7 +15,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memalpha.store.fields import format_utc
+from memalpha.arguments import brief_repr
+from memalpha.errors import StoreError
+from memalpha.store.fields import format_utc, is_text
 from memalpha.store.keyed_entries import KeyedEntries
 from memalpha.store.store import MemoryStore
 
@@ -29,11 +31,16 @@ class MemorySession:
         """Open a session.
 
         Args:
-            session_id: Name of the session.
+            session_id: Name of the session; not empty.
             store: May hold other sessions and memories; they do not see each other. The same id in another namespace
                 is another session.
             session_settings: The SDK's settings; their `limit` is the default of `get_items`.
+
+        Raises:
+            StoreError: The id is no text, or empty: all sessions without an id would be one.
         """
+        if not is_text(session_id) or not session_id:
+            raise StoreError(f"session_id {brief_repr(session_id)}: a non-empty text is needed")
         self.session_id = session_id
         self.session_settings = session_settings
         tenant = "" if store.namespace_name == "default" else f"{store.namespace_name}/"

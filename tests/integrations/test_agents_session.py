@@ -9,7 +9,7 @@ import pytest
 from standin import StandIn
 
 from memalpha import MemoryStore
-from memalpha.errors import InvalidContent
+from memalpha.errors import InvalidContent, StoreError
 from memalpha.integrations.agents_session import MemorySession
 
 
@@ -51,6 +51,12 @@ def test_items_round_trip(store):
     ana, bo = (MemorySession("7", store.namespace(name)) for name in ("ana", "bo"))
     asyncio.run(ana.add_items([user("A secret.")]))
     assert asyncio.run(bo.get_items()) == [] and store.namespaces()[0] == "ana/session:7"
+
+
+@pytest.mark.parametrize("session_id", [None, "", 7, "\ud800"])
+def test_sessions_without_an_id_are_not_one(store, session_id):
+    with pytest.raises(StoreError, match=r"session_id .*: a non-empty text is needed"):
+        MemorySession(session_id, store)
 
 
 @pytest.mark.parametrize("limit", [1000, 40])
