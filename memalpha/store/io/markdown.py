@@ -11,10 +11,12 @@
     - Ana lives in Porto.
       `{"id": "ana-lives#k", "timestamp": "2025-01-10", "source": "chat-7"}`
 
-An entry is a `- ` line; further lines of its content are indented by two blanks. A line that begins with a backslash
+An entry is a `- ` line; further lines of its content are indented by two blanks, or by as many more as a formatter has
+put behind the dash. A line that begins with a backslash
 or another punctuation sign is escaped with a backslash, as in Markdown, so that no content is read as a heading, list
 or comment. The last line, in backticks, holds the other `FIELDS`; missing ones have their defaults (importance 1, no
-metadata, no date, no origin). A line that looks like it and is not the last is refused. An entry that you add by hand
+metadata, no date, no origin). A line that looks like it and is not the last is refused, and so are details with an id
+that end a line of text. An entry that you add by hand
 needs no such line.
 
 Importing makes each entry of the document live as written: a known id is updated, anything else is inserted. Entries
@@ -45,6 +47,7 @@ FIELDS = ("id", *NAMES)
 CORE_HEADING = "Core memory"
 _DEFAULTS = new_defaults()
 _PUNCTUATION = frozenset(string.punctuation)
+_LOST_ID = re.compile(r'`\{"id":[^`]*\}`\s*$')
 _LIST_ITEM = re.compile(r"\s*([-*+]|\d+[.)])\s")
 
 
@@ -156,6 +159,8 @@ def read_markdown(path: str | Path) -> MarkdownDocument:
             first = number
             body, details = [text[2:], *_read_indented(lines, number)], {}
             number += len(body) - 1
+            blanks = len(body[0]) - len(body[0].lstrip(" "))  # of a formatter, which indents all lines so
+            body = [re.sub(f"^ {{0,{blanks}}}", "", line) for line in body]
             for index, line in enumerate(body[1:], 1):
                 if line.startswith("`{") and not (index + 1 == len(body) and line.rstrip().endswith("}`")):
                     raise DataError(
@@ -164,6 +169,11 @@ def read_markdown(path: str | Path) -> MarkdownDocument:
                     )
             if len(body) > 1 and body[-1].startswith("`{"):
                 details = parse_fields(location, body.pop().strip().strip("`"), FIELDS)
+            elif _LOST_ID.search(body[-1]):
+                raise DataError(
+                    f"{path}:{first + len(body) - 1}: the details `{{...}}` need a line of their own, indented as the "
+                    "entry is; if they are text, add a last line `{}`"
+                )
             with locate_errors(location):
                 check_timestamp(details.get("timestamp"))
                 content = clean_content("\n".join(map(_unescape, body)))

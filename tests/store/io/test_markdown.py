@@ -85,6 +85,18 @@ def test_it_can_be_read_and_edited(tmp_path: Path) -> None:
         assert import_markdown(store, path) == 1 and store.get(ana.id).content == "Ana lives in Porto."
 
 
+def test_a_document_that_a_formatter_indented_is_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "notes.md"
+    with new() as store:
+        store.insert("semantic", "Ana's list:\n  one\n\ntwo", metadata={"user": "ana"})
+        export_markdown(store, path)
+        lines = path.read_text().replace("- ", "-   ").replace("\n  ", "\n    ")
+        path.write_text(lines)
+        assert "-   Ana" in lines and import_markdown(store, path) == 0
+        path.write_text('## semantic\n- It sent `{"id": 1}`\n  `{}`\n')
+        assert import_markdown(store, path) == 1 and store.list()[1].content == 'It sent `{"id": 1}`'
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -93,6 +105,9 @@ def test_it_can_be_read_and_edited(tmp_path: Path) -> None:
         ("1. x\n## semantic\n- y", "notes.md:1: an entry belongs below the heading"),
         ('## semantic\n- x\n  `{"id": "there"}`\n  and y', "notes.md:3: the details `{...}` are the last line"),
         ('## semantic\n- x\n  `{"id": "there"', "notes.md:3: the details `{...}` are the last line"),
+        ('## semantic\n- x\n  y `{"id": "there"}`', "notes.md:3: the details `{...}` need a line of their own"),
+        ('## semantic\n- x `{"id": "there"}`', "notes.md:2: the details `{...}` need a line of their own"),
+        ('## semantic\n- x\n    `{"id": "there"}`', "notes.md:3: the details `{...}` need a line of their own"),
         ("## semantic\n\nx", "notes.md:3: an entry begins with '- '"),
         ("## nope\n- x", "notes.md:2: no category 'nope'"),
         ("## semantic\n- x\n  `{]}`", "notes.md:2: not JSON"),
