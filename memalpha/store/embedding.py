@@ -686,7 +686,8 @@ class RecordedEmbedder:
                 raise StoreError(
                     f"{self._path} records the embedder {self.name!r}, which is not loaded by a file's word alone: it "
                     f"may be somebody else's folder or download. If you trust it, pass embedder={self.name!r} to "
-                    f"MemoryStore.open, or --embedder {self.name} to the command"
+                    f"MemoryStore.open, or --embedder {self.name} to the command; if it is an object of your own, pass "
+                    "the object"
                 )
             checked = _load_checked(self.name if self.requested is None else self.requested)
             probe, recorded = _probe(checked), self._recorded_probe
