@@ -135,7 +135,7 @@ def pack_days(
 
     Args:
         utterances: Speaker, text and ISO timestamp, in the order of the conversation. An utterance without a timestamp
-            has that of the one before it; one without speaker or text is left out.
+            has that of the one before it. One without speaker or text is left out, and its time where another follows.
         timestamp: ISO 8601 date of utterances before the first one with a date of its own.
         size: Most characters of a chunk.
         exact_times: A chunk holds the utterances of one timestamp instead.
@@ -148,11 +148,15 @@ def pack_days(
         return timestamp if exact_times else parse_iso_time(timestamp).date()
 
     days: list[tuple[str | None, list[SpeakerTurn]]] = []
+    is_of_notice = False
     for speaker, text, own_timestamp in utterances:
-        if own_timestamp is not None and (timestamp is None or moment_of(own_timestamp) != moment_of(timestamp)):
-            timestamp = own_timestamp
-        if not speaker or not text.strip():
+        has_words = bool(speaker and text.strip())
+        is_open = timestamp is None or is_of_notice
+        if own_timestamp is not None and (is_open or moment_of(own_timestamp) != moment_of(timestamp or "")):
+            timestamp, is_of_notice = own_timestamp, not has_words
+        if not has_words:
             continue
+        is_of_notice = False
         if not days or days[-1][0] != timestamp:
             days.append((timestamp, []))
         pieces = split_text(text, max(size // 2, size - len(speaker) - 3))

@@ -30,10 +30,18 @@ def turns(messages, **options):
 
 def test_users_and_assistants_are_read_a_chunk_a_day():
     assert turns(CHAT) == [
-        ("2024-05-01", [("Ana", "I moved to Porto."), ("assistant", "It is warm there.")]),
+        ("2024-05-01T10:00", [("Ana", "I moved to Porto."), ("assistant", "It is warm there.")]),
         ("2024-05-02T09:00", [("user", "My dog is called Rex.")]),
     ]
     assert [chunk.index for chunk in chunk_messages(CHAT, first_index=3)] == [3, 4]
+
+
+def test_a_message_without_words_gives_no_chunk_its_time():
+    said = [("10:00", ""), ("10:01", "I moved."), ("10:02", ""), ("10:03", "To Porto."), (None, "In May.")]
+    messages = [{"role": "user", "content": text, "timestamp": time and f"2024-05-01T{time}"} for time, text in said]
+    words = [("user", "I moved."), ("user", "To Porto."), ("user", "In May.")]
+    assert turns(messages) == turns(messages, timestamp="2024-04-30") == [("2024-05-01T10:01", words)]
+    assert turns([messages[0], messages[4]]) == [("2024-05-01T10:00", words[2:])]
 
 
 def test_content_blocks_of_both_apis():

@@ -41,7 +41,7 @@ def test_a_chat_of_an_iphone(tmp_path):
     )
     task, turns = load(tmp_path, text)
     assert turns == [
-        ("2024-05-24T21:05:09", "+351 912 345 678", "I moved to Porto.\nRua 12.\n\nCome!"),
+        ("2024-05-24T21:06", "+351 912 345 678", "I moved to Porto.\nRua 12.\n\nCome!"),
         ("2024-05-25T00:07:01", "Bo", "At noon?"),
         ("2024-05-25T00:07:01", "Bo", "My desk"),
         ("2024-05-25T00:07:01", "Bo", "Nothing was omitted"),
