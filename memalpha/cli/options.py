@@ -257,7 +257,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
             "one file of exported chats, which memalpha read --namespaces task reads"
         )
     suffix, tasks = file.suffix.lower(), None
-    if suffix in (".json", ".txt"):
+    if suffix not in (".jsonl", ".ndjson", ".csv", ".tsv"):
         tasks = load_exports(file, size=size, exact_times=exact_times)
     if tasks is None and suffix in (".json", ".jsonl") and is_message_file(file):
         return load_messages(file, timestamp=timestamp, size=size, exact_times=exact_times)
@@ -281,7 +281,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
 
 def format_left_out(counts: Mapping[str, int]) -> str:
     """Format what exported chats lost; "" if nothing."""
-    singular = {"edited branches": "edited branch"}
+    singular = {"edited branches": "edited branch", "lines before the first message": "line before the first message"}
     return ", ".join(
         f"{count:,} {singular.get(kind, kind.removesuffix('s')) if count == 1 else kind}"
         for kind, count in counts.items()

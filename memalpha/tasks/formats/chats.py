@@ -12,9 +12,10 @@ they are. An export of Slack, Instagram or Messenger is refused with a word on c
 
 **WhatsApp** on a phone writes two forms: `[24/05/2024, 21:05:09] Ana: text` (iOS) and `24/05/2024, 21:05 - Ana: text`
 (Android). Order, separators, seconds and the 12-hour clock follow the phone's language. A line without such a head
-continues the message before it. Left out are lines of the app (no name, or text behind a U+200E) and placeholders of
-media. Whether the day or the month comes first is decided over the whole file: by a number above 12, by the
-order of the messages, or by dots (the day). If both readings fit, the file is refused, and `dates=` says which holds.
+continues the message before it. Left out are lines of the app (no name, or text behind a U+200E), placeholders of
+media, and up to five lines before the first message. Whether the day or the month comes first is decided over the whole
+file: by a number above 12, by the order of the messages, or by dots (the day). If both readings fit, the file is
+refused, and `dates=` says which holds.
 
 What an export loses is counted in `Task.meta["left_out"]`: media, deleted messages, notices of WhatsApp, calls of
 tools, and edited branches, which are replies and questions that were replaced by others. WhatsApp names media, deleted
@@ -213,8 +214,7 @@ def load_exports(
     if not path.is_file():
         return None
     text = read_text(path)
-    first_line = next((line for line in text.split("\n") if line.strip()), "")
-    is_text = _match_head(first_line) is not None
+    is_text = _is_chat_text(text, any_names=path.suffix.lower() == ".txt")
     value = None if is_text else parse_json_or_none(text)
     items = value if isinstance(value, list) else [value]
     first = next((item for item in items if isinstance(item, Mapping)), {})
@@ -584,12 +584,29 @@ def _read_whatsapp(text: str, path: Path, dates: str | None) -> _Conversation:
         raise DataError(f"dates={dates}: use {' or '.join(DATE_ORDERS)}")
     messages = list(_parse(text, str(path)))
     times = _resolve_times(messages, path, dates)
-    left_out = Counter[str]()
+    before = text.split("\n")[: messages[0].line - 1]
+    left_out = Counter({"lines before the first message": sum(bool(line.strip()) for line in before)})
     utterances = [
         (*_read_message(message.text, left_out), time.isoformat(timespec="seconds" if time.second else "minutes"))
         for message, time in zip(messages, times, strict=True)
     ]
     return _Conversation(path.stem, {"source": "whatsapp"}, utterances, left_out, str(path))
+
+
+def _is_chat_text(text: str, *, any_names: bool) -> bool:
+    """Return True if a text begins with a message, or with up to five lines before messages that are most of the rest.
+
+    Args:
+        text: The text.
+        any_names: A text that begins with a message need not have names in most of its messages, as a log of a program.
+    """
+    lines = [line for line in text.split("\n") if line.strip()]
+    first = next((number for number, line in enumerate(lines[:6]) if _match_head(line)), None)
+    if first is None or (first == 0 and any_names):
+        return first == 0
+    heads = [(line, match.end()) for line in lines[first:] if (match := _match_head(line))]
+    named = sum(_NAME.match(_MARKS.sub("", _after_head(line, end))) is not None for line, end in heads)
+    return 2 * named >= (len(lines) - first if first else len(heads)) and (first == 0 or named > 1)
 
 
 def _match_head(line: str) -> re.Match[str] | None:

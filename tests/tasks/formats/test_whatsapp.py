@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha import load_tasks
+from memalpha.cli.options import read_chunks
 from memalpha.errors import DataError
 
 LRM, NNBSP = "\u200e", "\u202f"
@@ -123,6 +124,45 @@ def test_the_order_of_dates_is_decided_over_the_whole_file(tmp_path):
     assert chat(tmp_path, dots)[0][0] == "2024-03-05T10:00"
     assert chat(tmp_path, "05.03.24, 10:00 - Ana: a\n", dates="month-first")[0][0] == "2024-05-03T10:00"
     assert chat(tmp_path, "02/02/2024, 10:00 - Ana: a\n")[0][0] == "2024-02-02T10:00"
+
+
+CHAT = "24/05/2024, 21:05 - Ana: I moved to Porto.\n24/05/2024, 21:06 - Bo: Where to?\nWhich street?\n"
+ENCRYPTED = "Messages and calls are end-to-end encrypted.\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "before"),
+    [
+        ("chat.log", ""),
+        ("chat", ""),
+        ("chat.MD", ""),
+        ("chat.txt", ENCRYPTED),
+        ("chat.txt", f"WhatsApp\n\n{ENCRYPTED}"),
+    ],
+)
+@pytest.mark.parametrize("form", [str, lambda text: "\ufeff" + text.replace("\n", "\r\n")])
+def test_a_chat_of_any_ending_may_begin_with_some_lines_of_the_app(tmp_path, name, before, form):
+    (tmp_path / name).write_bytes(form(before + CHAT).encode())
+    [task], [first, _] = load_tasks(tmp_path / name), read_chunks(tmp_path / name, None, exact_times=True)
+    said = [("Ana", "I moved to Porto."), ("Bo", "Where to?\nWhich street?")]
+    assert [(turn.speaker, turn.text) for turn in task.chunks[0].turns] == said
+    assert (first.timestamp, first.turns[0].text) == ("2024-05-24T21:05", said[0][1])
+    lines = len(before.replace("\n\n", "\n").splitlines())
+    assert task.meta.get("left_out", {}) == ({"lines before the first message": lines} if lines else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("app.log", "[2024-05-24 21:05:09] Started\n[2024-05-24 21:05:10] Stopped\n[2024-05-24 21:06:00] by: root\n"),
+        ("diary.txt", f"My diary\nBo showed me this:\n{CHAT}I was glad.\nThen I slept.\nNext day it rained.\n"),
+        ("diary.txt", "My diary\n24/05/2024, 21:05 - Trip: we went to the sea.\n"),
+        ("diary.txt", "A day.\n" * 6 + CHAT),
+    ],
+)
+def test_a_text_that_only_holds_some_messages_stays_a_text(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    assert [chunk.text for chunk in read_chunks(tmp_path / name, None)] == [text.strip()]
 
 
 @pytest.mark.parametrize(
