@@ -37,7 +37,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import CHUNK
+from memalpha.tasks.chunking import CHUNK, split_lines
 from memalpha.tasks.formats.files import require_field
 from memalpha.tasks.formats.jsonl import MESSAGES, find_problems, iterate_lines, parse_unique
 from memalpha.tasks.formats.messages import (
@@ -49,10 +49,11 @@ from memalpha.tasks.formats.messages import (
     pack_days,
     parse_message,
 )
+from memalpha.tasks.formats.subtitles import read_subtitles
 from memalpha.text_files import NO_TEXT, parse_json, parse_json_or_none, read_text
-from memalpha.types import Task, parse_iso_time
+from memalpha.types import Chunk, Task, parse_iso_time
 
-_SUFFIXES = (".txt", ".json", ".zip")
+_SUFFIXES = (".txt", ".json", ".zip", ".srt", ".vtt")
 """Endings of files in a folder of chats; an archive is refused with a word on unpacking it."""
 
 
@@ -214,6 +215,8 @@ def load_exports(
     if not path.is_file():
         return None
     text = read_text(path)
+    if (words := read_subtitles(text)) is not None:
+        return [_pack_words(words, path, size)]
     is_text = _is_chat_text(text, any_names=path.suffix.lower() == ".txt")
     value = None if is_text else parse_json_or_none(text)
     items = value if isinstance(value, list) else [value]
@@ -242,6 +245,17 @@ def load_exports(
     if not tasks:
         raise DataError(f"{path}: no {needed}: there is nothing to read")
     return list(tasks.values())
+
+
+def _pack_words(words: Sequence[tuple[str, str]], path: Path, size: int) -> Task:
+    """Return what speakers said at no known day, or a text if none is named. Raises `DataError` if nobody said any."""
+    chunks = pack_days([(speaker or "unknown", text, None) for speaker, text in words], size=size)
+    if not any(speaker for speaker, _ in words):
+        pieces = split_lines("\n".join(text for _, text in words), size)
+        chunks = [Chunk(text=piece, index=index) for index, piece in enumerate(pieces)]
+    if not chunks:
+        raise DataError(f"{path}: no cue has words: there is nothing to read")
+    return Task(id=path.stem, chunks=tuple(chunks), meta={"source": "transcript"})
 
 
 def with_turn_ids(task: Task) -> Task:

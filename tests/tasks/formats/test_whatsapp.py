@@ -189,8 +189,6 @@ def test_what_cannot_be_read_is_said(tmp_path, text, options, message):
     ("name", "text"),
     [
         ("mail.eml", "From: Ana <ana@example.org>\n\nI moved."),
-        ("talk.srt", "1\n00:00:01,000 --> 00:00:04,000\nI moved."),
-        ("talk.vtt", "WEBVTT\n\n00:01.000 --> 00:04.000\nI moved."),
         ("notes.md", "# Notes"),
         ("links.md", "[Diary](x)\nI moved."),
         ("messages.html", "<p>I moved.</p>"),
