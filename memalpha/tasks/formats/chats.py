@@ -40,6 +40,7 @@ from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, split_lines
 from memalpha.tasks.formats.files import require_field
 from memalpha.tasks.formats.jsonl import MESSAGES, find_problems, iterate_lines, parse_unique
+from memalpha.tasks.formats.mail import is_mail, read_mails
 from memalpha.tasks.formats.messages import (
     Utterance,
     chunk_messages,
@@ -53,7 +54,7 @@ from memalpha.tasks.formats.subtitles import read_subtitles
 from memalpha.text_files import NO_TEXT, parse_json, parse_json_or_none, read_text
 from memalpha.types import Chunk, Task, parse_iso_time
 
-_SUFFIXES = (".txt", ".json", ".zip", ".srt", ".vtt")
+_SUFFIXES = (".txt", ".json", ".zip", ".eml", ".mbox", ".srt", ".vtt")
 """Endings of files in a folder of chats; an archive is refused with a word on unpacking it."""
 
 
@@ -214,7 +215,8 @@ def load_exports(
     """
     if not path.is_file():
         return None
-    text = read_text(path)
+    is_of_mail = is_mail(path)
+    text = "" if is_of_mail else read_text(path)
     if (words := read_subtitles(text)) is not None:
         return [_pack_words(words, path, size)]
     is_text = _is_chat_text(text, any_names=path.suffix.lower() == ".txt")
@@ -222,7 +224,12 @@ def load_exports(
     items = value if isinstance(value, list) else [value]
     first = next((item for item in items if isinstance(item, Mapping)), {})
     conversations: Iterable[_Conversation]
-    if is_text:
+    if is_of_mail:
+        left_out = Counter[str]()
+        mails = read_mails(path, left_out)
+        conversations = [_Conversation(path.stem, {"source": "mail"}, mails, left_out, str(path))]
+        needed = "mail has words"
+    elif is_text:
         conversations, needed = [_read_whatsapp(text, path, dates)], "message has words of a person"
     elif "mapping" in first or "chat_messages" in first:
         conversations, needed = _read_assistant(value, path), "conversation has words of a user or an assistant"

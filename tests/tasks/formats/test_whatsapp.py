@@ -188,7 +188,7 @@ def test_what_cannot_be_read_is_said(tmp_path, text, options, message):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("mail.eml", "From: Ana <ana@example.org>\n\nI moved."),
+        ("letter.eml", "From: Ana <ana@example.org>\n\nI moved."),
         ("notes.md", "# Notes"),
         ("links.md", "[Diary](x)\nI moved."),
         ("messages.html", "<p>I moved.</p>"),

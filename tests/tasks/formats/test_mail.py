@@ -1,0 +1,109 @@
+"""Mails and mailboxes: authors, dates, encodings, HTML, and quotations of what is read already."""
+
+from __future__ import annotations
+
+import mailbox
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memalpha import load_tasks
+from memalpha.cli.options import read_chunks
+from memalpha.errors import DataError
+
+ATTRIBUTION = "On Fri, 24 May 2024 at 10:00, Bo Berg <bo@example.org>\nwrote:\n"
+ASKED = "Where do you live now, after all these years of work abroad?\nI live in Bonn."
+QUOTED = "> Where do you live now, after all these\n> years of work abroad?\n>\n> I live in Bonn.\n"
+HEAD = "-----Ursprüngliche Nachricht-----\nVon: Bo\nGesendet: Freitag\nAn: Ana\nBetreff: Flat\n\n"
+
+
+def mail(author: str, date: str, words: str, number: int, *answered: int, **content: Any) -> EmailMessage:
+    message = EmailMessage()
+    message["From"], message["To"], message["Subject"], message["Date"] = author, "x@example.org", "Flat", date
+    message["Message-ID"], message["MIME-Version"] = f"<{number}@example.org>", "1.0"
+    if answered:
+        message["References"] = "\n ".join(f"<{id}@example.org>" for id in answered)
+    message.set_content(words, **content)
+    return message
+
+
+def read(path: Path, *mails: EmailMessage):
+    """Return (timestamp, speaker, text) of the mails in a mailbox, and what was left out."""
+    box = mailbox.mbox(path / "all.mbox")
+    for message in mails:
+        box.add(message)
+    box.close()
+    [task] = load_tasks(path / "all.mbox")
+    turns = [(chunk.timestamp, turn.speaker, turn.text) for chunk in task.chunks for turn in chunk.turns]
+    return turns, task.meta.get("left_out")
+
+
+ASK = mail("Bo Berg <bo@example.org>", "Fri, 24 May 2024 10:00:00 +0200", ASKED, 1)
+
+
+def test_a_mail_is_what_its_author_wrote(tmp_path):
+    message = mail(
+        "Ana Köhler <ana@example.org>", "Fri, 24 May 2024 23:05:09 -0200", f"Köln!\n\n{ATTRIBUTION}{QUOTED}", 2
+    )
+    message.add_attachment(b"x", maintype="image", subtype="png", filename="a.png")
+    for name in ("a.eml", "a.txt"):
+        (tmp_path / name).write_bytes(bytes(message).replace(b"\n", b"\r\n"))
+        [task], [chunk] = load_tasks(tmp_path / name), read_chunks(tmp_path / name, None)
+        assert chunk.turns[0].text == task.chunks[0].turns[0].text == f"Flat\nKöln!\n\n{ATTRIBUTION}{QUOTED}".strip()
+        assert (chunk.timestamp, chunk.turns[0].speaker) == ("2024-05-25T01:05:09", "Ana Köhler")
+        assert task.meta == {"source": "mail", "left_out": {"media": 1}}
+
+
+@pytest.mark.parametrize(
+    "words", [f"In Porto.\n\n{ATTRIBUTION}{QUOTED}", f"{ATTRIBUTION}{QUOTED}\nIn Porto.", f"In Porto.\n\n{HEAD}{ASKED}"]
+)
+def test_a_mailbox_is_read_by_date_without_what_it_quotes(tmp_path, words):
+    answer = mail('"Silva, Ana" <ana@example.org>', "Fri, 24 May 2024 10:30:00 +0200", words, 2, 1)
+    turns, left_out = read(tmp_path, answer, ASK)
+    assert turns == [
+        ("2024-05-24T08:00:00", "Bo Berg", f"Flat\n{ASKED}"),
+        ("2024-05-24T08:00:00", "Silva, Ana", "Flat\nIn Porto."),
+    ]
+    assert left_out is not None and left_out["quoted lines"] > 2
+
+
+def test_a_long_paragraph_before_a_quotation_stays(tmp_path):
+    words = "I thought of 1985 and of what you wrote to me, " * 6 + "which was this:"
+    answer = mail("Ana", "Fri, 24 May 2024 10:30:00 +0200", f"{words}\n{QUOTED}", 2, 1, cte="8bit")
+    assert read(tmp_path, ASK, answer)[0][-1][2] == f"Flat\n{words}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "> I live in Bonn.\nWith Cy?",
+        f"Bo was told:\n{QUOTED}> By Cy.",
+        f"{HEAD}I moved to Rome.",
+        "Dear Bo,\nFrom: 1 May\nTill: 3 May\nPlace: Rome\nI am away.",
+        "From here it is far.",
+    ],
+)
+def test_what_no_mail_before_says_stays(tmp_path, words):
+    turns, left_out = read(tmp_path, ASK, mail("a@example.org", "Fri, 24 May 2024 10:30:00 +0200", words, 2, 1))
+    assert turns[-1][1:] == ("a@example.org", f"Flat\n{words}") and left_out is None
+
+
+def test_words_of_html_and_of_other_encodings(tmp_path):
+    page = "<style>p {}</style><p>I moved<br>to  K&ouml;ln.</p><blockquote><div>Where do you live now, after all these"
+    page += " years of work abroad?</div><div>I live in Bonn.</div></blockquote>"
+    latin = mail("Cy", "nonsense", "Tschüß", 3, charset="iso-8859-1", cte="8bit")
+    broken = mail("Di", "Fri, 24 May 2024 10:40:00 +0200", "x", 4)
+    broken.replace_header("Content-Type", 'text/plain; charset="nonsense"')
+    answer = mail("Ana", "Fri, 24 May 2024 10:30:00 +0200", page, 2, 1, subtype="html")
+    turns, left_out = read(tmp_path, ASK, answer, latin, broken)
+    assert [turn[1:] for turn in turns[1:]] == [("Ana", "Flat\nI moved\nto Köln."), ("Cy", "Flat\nTschüß")]
+    assert left_out == {"quoted lines": 2, "unreadable dates": 1, "unreadable mails": 1}
+
+
+def test_a_typed_letter_is_no_mail(tmp_path):
+    (tmp_path / "a.txt").write_text("From: Ana\nDate: 24 May 2024\nTo: Bo\n\nI moved.")
+    assert read_chunks(tmp_path / "a.txt", None)[0].text is not None
+    with pytest.raises(DataError, match="no message of a chat export"):
+        load_tasks(tmp_path / "a.txt")
