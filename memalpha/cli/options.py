@@ -257,7 +257,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
             "one file of exported chats, which memalpha read --namespaces task reads"
         )
     suffix, tasks = file.suffix.lower(), None
-    if suffix not in (".jsonl", ".ndjson", ".csv", ".tsv"):
+    if suffix not in (".jsonl", ".ndjson"):
         tasks = load_exports(file, size=size, exact_times=exact_times)
     if tasks is None and suffix in (".json", ".jsonl") and is_message_file(file):
         return load_messages(file, timestamp=timestamp, size=size, exact_times=exact_times)

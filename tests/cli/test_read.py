@@ -87,6 +87,7 @@ def test_endings_in_any_case_are_read_alike(tmp_path: Path, name: str, text: str
     [
         ("contacts.csv", "name,phone\nAna,123"),
         ("contacts.tsv", "name\tphone\nAna\t123"),
+        ("things.csv", "name,content\nLamp,Glass"),
         ("log.ndjson", '{"level": "info", "msg": "started"}\n{"level": "info"}'),
     ],
 )
@@ -102,7 +103,7 @@ def test_tables_and_logs_without_tasks_are_read_as_text(tmp_path: Path, name: st
         ("a.json", "[]", "no message has words"),
         ("a.json", '{"messages": []}', "no message has words"),
         ("a.csv", "question,note\nWho?,x\n", "no column 'context'"),
-        ("a.tsv", "text\tspeaker\nHi\tAna\n", "no column 'question'.*chunks.csv"),
+        ("a.tsv", "text\tturn\nHi\tt1\n", "no column 'question'.*chunks.csv"),
         ("a.ndjson", '{"id": "a", "chunks": []}', "chunks"),
     ],
 )

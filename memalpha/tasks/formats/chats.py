@@ -1,4 +1,4 @@
-"""Chats exported by six apps as chunks of a day each, told apart by content.
+"""Chats exported by six apps, mails, transcripts and tables of messages as chunks of a day each, told apart by content.
 
 Of **ChatGPT and Claude**, `conversations.json` is read: a task for each conversation. Read are the words of the user
 and of the assistant, on the branch that the app shows. Left out are hidden and system messages, tool calls and their
@@ -17,6 +17,9 @@ media, and up to five lines before the first message. Whether the day or the mon
 file: by a number above 12, by the order of the messages, or by dots (the day). If both readings fit, the file is
 refused, and `dates=` says which holds.
 
+Of a **table of messages** (`.csv`, `.tsv`) the columns of speakers, words, times and conversations are known by their
+names (`_COLUMNS`, of seven languages); a conversation is a task. The order of its dates is decided like WhatsApp's.
+
 What an export loses is counted in `Task.meta["left_out"]`: media, deleted messages, notices of WhatsApp, calls of
 tools, and edited branches, which are replies and questions that were replaced by others. WhatsApp names media, deleted
 and edited messages in the phone's language. Nine languages are known; on an iPhone the others count as notices.
@@ -24,6 +27,7 @@ and edited messages in the phone's language. Nine languages are known; on an iPh
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -37,8 +41,8 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import CHUNK, split_lines
-from memalpha.tasks.formats.files import require_field
+from memalpha.tasks.chunking import CHUNK, split_lines, to_iso_time
+from memalpha.tasks.formats.files import iter_csv_rows, open_text, require_field
 from memalpha.tasks.formats.jsonl import MESSAGES, find_problems, iterate_lines, parse_unique
 from memalpha.tasks.formats.mail import is_mail, read_mails
 from memalpha.tasks.formats.messages import (
@@ -86,7 +90,7 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
     """
     tasks = load_exports(path, dates=dates)
     if tasks is None:
-        if path.suffix.lower() == ".txt":
+        if path.suffix.lower() == ".txt" or (dates is None and path.suffix.lower() in (".csv", ".tsv")):
             return None
         if dates is not None:
             raise DataError(f"{path}: dates belongs to chats exported as text only")
@@ -215,8 +219,12 @@ def load_exports(
     """
     if not path.is_file():
         return None
-    is_of_mail = is_mail(path)
-    text = "" if is_of_mail else read_text(path)
+    is_table = path.suffix.lower() in (".csv", ".tsv")
+    columns = _find_columns(path) if is_table else None
+    if is_table and columns is None:
+        return None
+    is_of_mail = not is_table and is_mail(path)
+    text = "" if is_table or is_of_mail else read_text(path)
     if (words := read_subtitles(text)) is not None:
         return [_pack_words(words, path, size)]
     is_text = _is_chat_text(text, any_names=path.suffix.lower() == ".txt")
@@ -224,7 +232,9 @@ def load_exports(
     items = value if isinstance(value, list) else [value]
     first = next((item for item in items if isinstance(item, Mapping)), {})
     conversations: Iterable[_Conversation]
-    if is_of_mail:
+    if columns is not None:
+        conversations, needed = _read_table(path, columns, dates), "row has a speaker and words"
+    elif is_of_mail:
         left_out = Counter[str]()
         mails = read_mails(path, left_out)
         conversations = [_Conversation(path.stem, {"source": "mail"}, mails, left_out, str(path))]
@@ -528,6 +538,7 @@ _MOMENT = (
 )
 _MORNING = ("a", "π", "ص", "ق", "pg", "sa", "öö", "오전", "午前", "上午", "凌晨", "清晨", "早上")
 """How the names of hours before noon begin; those of the others are afternoon or evening, or noon itself."""
+_TIME = re.compile(_MOMENT, re.IGNORECASE)
 _HEADS = tuple(re.compile(form % _MOMENT, re.IGNORECASE) for form in (r"\[%s\] ?", "%s [-\u2013] "))
 # A quotation that ends before the colon is part of a name; others are of a notice: Ana created group "Trip: Rome".
 _NAME = re.compile(
@@ -648,15 +659,20 @@ def _parse(text: str, location: str) -> Iterator[_Message]:
         elif entries:
             entries[-1][2].append(line)
     for number, head, lines in entries:
-        hour, minute, second = int(head["hour"]), int(head["minute"]), int(head["seconds"] or 0)
-        if half := head["before"] or head["after"]:
-            if hour > 12:
-                raise DataError(f"{location}:{number}: hour {hour} does not exist on a 12-hour clock")
-            hour = hour % 12 + 12 * (not half.lower().startswith(_MORNING))
-        if hour > 23 or minute > 59 or second > 59:
-            raise DataError(f"{location}:{number}: there is no time {hour:02}:{minute:02}:{second:02}")
-        day = head["first"], head["second"], head["third"]
-        yield _Message(number, day, head["separator"], (hour, minute, second), "\n".join(lines))
+        yield _read_head(head, number, f"{location}:{number}", "\n".join(lines))
+
+
+def _read_head(head: re.Match[str], number: int, location: str, text: str = "") -> _Message:
+    """Return the message with this date and time; raises `DataError` if there is no such time."""
+    hour, minute, second = int(head["hour"]), int(head["minute"]), int(head["seconds"] or 0)
+    if half := head["before"] or head["after"]:
+        if hour > 12:
+            raise DataError(f"{location}: hour {hour} does not exist on a 12-hour clock")
+        hour = hour % 12 + 12 * (not half.lower().startswith(_MORNING))
+    if hour > 23 or minute > 59 or second > 59:
+        raise DataError(f"{location}: there is no time {hour:02}:{minute:02}:{second:02}")
+    day = head["first"], head["second"], head["third"]
+    return _Message(number, day, head["separator"], (hour, minute, second), text)
 
 
 def _after_head(line: str, length: int) -> str:
@@ -732,3 +748,87 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
         f"{messages[0].line}): say which with dates=day-first or dates=month-first; memalpha read takes the task file "
         f"of memalpha data prepare {quote(str(path))} chat.jsonl dates=..."
     )
+
+
+# -------------------------------------------------------------------------------------------------- tables of messages
+
+_COLUMNS = {
+    "speaker": "sender from author speaker user username sender_name from_name absender von autor verfasser benutzer "
+    "remitente de usuario expéditeur auteur mittente da autore remetente afzender name",
+    "text": "message text content body message_text nachricht inhalt mensaje texto contenido contenu messaggio testo "
+    "mensagem conteúdo bericht",
+    "day": "timestamp datetime date_time date/time date sent_at created_at message_date sent datum zeitstempel "
+    "zeitpunkt fecha fecha_y_hora data data_e_hora day tag",
+    "clock": "time zeit uhrzeit hora heure ora tijd",
+    "chat": "conversation_id conversation chat_id chat chat_session channel thread_id thread",
+}
+"""Names of columns in tables of messages, the best first."""
+_TASK_COLUMNS = frozenset(("question", "context", "task", "chunk", "turn"))
+
+
+def _find_columns(path: Path) -> dict[str, str] | None:
+    """Return the separator of a table of messages and its columns by what they hold; None for another table.
+
+    A table of messages has columns of speakers and words, and none of a task file.
+    """
+    with open_text(path) as file:
+        try:
+            first_line = file.readline()
+        except UnicodeError:  # whoever reads it says where
+            return None
+    for mark in ",;\t":
+        header = next(csv.reader([first_line], delimiter=mark), [])
+        names = {re.sub("[ _-]+", "_", name.strip().lower()): name.strip() for name in header}
+        columns = {
+            kind: names[known[0]]
+            for kind, words in _COLUMNS.items()
+            if (known := [w for w in words.split() if w in names])
+        }
+        is_named = columns.get("speaker", "").lower() != "name" or "day" in columns  # things have names, too
+        if columns.keys() >= {"speaker", "text"} and is_named and _TASK_COLUMNS.isdisjoint(names):
+            return {"separator": mark, **columns}
+    return None
+
+
+def _read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> list[_Conversation]:
+    """Return the conversations of a table of messages; raises `DataError` for a time of no known form."""
+    used = [columns[kind] for kind in _COLUMNS if kind in columns]
+    rows = list(iter_csv_rows(path, used, columns["separator"]))
+    times = _read_cells(
+        [" ".join(row[columns[k]] for k in ("day", "clock") if k in columns) for _, row in rows], rows, path, dates
+    )
+    conversations: dict[str, tuple[list[Utterance], Counter[str]]] = {}
+    for (_, row), time in zip(rows, times, strict=True):
+        id = row[columns["chat"]].strip() if "chat" in columns else ""
+        utterances, left_out = conversations.setdefault(id or path.stem, ([], Counter()))
+        speaker, text = _one_line(row[columns["speaker"]]), row[columns["text"]].strip()
+        left_out["empty messages"] += not text
+        left_out["other cells"] += sum(bool(cell.strip()) for name, cell in row.items() if name not in used)
+        utterances.append((speaker or "unknown", text, time))
+    return [
+        _Conversation(id, {"source": "table"}, utterances, left_out, str(path))
+        for id, (utterances, left_out) in conversations.items()
+    ]
+
+
+def _read_cells(
+    cells: Sequence[str], rows: Sequence[tuple[str, object]], path: Path, dates: str | None
+) -> list[str | None]:
+    """Return the ISO times in cells, in the one order of dates that fits all; None for an empty cell."""
+    times: list[str | None] = [to_iso_time(cell.strip()) for cell in cells]
+    messages: dict[int, tuple[_Message, bool]] = {}
+    for index, (cell, (location, _)) in enumerate(zip(cells, rows, strict=True)):
+        plain = _SPACES.sub(" ", cell.strip())
+        if times[index] is not None or not plain:
+            continue
+        head = _TIME.fullmatch(plain)
+        if (match := head or _TIME.fullmatch(f"{plain} 0:00")) is None:
+            raise DataError(f"{location}: {cell!r} is no date or time in a known form (2024-05-24 21:05)")
+        line = int(location.rpartition(":")[2])
+        messages[index] = _read_head(match, line, location), head is not None
+    if messages:
+        resolved = _resolve_times([message for message, _ in messages.values()], path, dates)
+        for (index, (_, has_clock)), time in zip(messages.items(), resolved, strict=True):
+            form = "seconds" if time.second else "minutes"
+            times[index] = time.isoformat(timespec=form) if has_clock else time.date().isoformat()
+    return times

@@ -1,0 +1,66 @@
+"""Tables of messages with column names of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memalpha import load_tasks
+from memalpha.cli.options import read_chunks
+from memalpha.errors import DataError
+
+
+def read(path: Path, text: str, **options):
+    """Return the tasks of a table, and (timestamp, speaker, text) of each turn."""
+    path.write_text(text, encoding="utf-8-sig")
+    tasks = load_tasks(path, **options)
+    return tasks, [(c.timestamp, turn.speaker, turn.text) for task in tasks for c in task.chunks for turn in c.turns]
+
+
+@pytest.mark.parametrize(
+    ("header", "times"),
+    [
+        ("from,date,message", ("2024-05-24 21:05", "2024-05-25T08:00")),
+        ("Absender;Datum;Nachricht", ("24.05.2024 21:05", "25.05.2024 08:00")),
+        ("Remitente\tFecha\tMensaje", ("24/05/2024 21:05", "25/05/2024 8:00")),
+        ("Name,Date_Time,Text", ("5/24/24 9:05 PM", "5/25/24 8:00 AM")),
+        ('"User","Sent at","Content"', ("May 24, 2024, 21:05:00", "May 25, 2024, 08:00:00")),
+    ],
+)
+def test_columns_of_many_names(tmp_path, header, times):
+    mark = next(mark for mark in ",;\t" if mark in header)
+    rows = [("Ana", times[0], "I moved,\nto Porto."), ("Bo", times[1], "Why;\twhen?")]
+    lines = [header, *(mark.join(f'"{cell}"' for cell in row) for row in rows)]
+    [task], turns = read(tmp_path / "chat.csv", "\n".join(lines))
+    assert turns == [("2024-05-24T21:05", "Ana", rows[0][2]), ("2024-05-25T08:00", "Bo", rows[1][2])]
+    assert (task.id, task.meta, task.chunks[0].turns[0].id) == ("chat", {"source": "table"}, "0.0")
+
+
+def test_days_clocks_chats_and_what_is_left_out(tmp_path):
+    text = "Chat,Date,Time,Author,Text,Reaction\na,24/05/2024,21:05,Ana,Hi,+1\nb,25/05/2024,,Bo,Ho,\n"
+    text += "a,24/05/2024,21:06,Ana,,\n"
+    tasks, turns = read(tmp_path / "a.csv", text)
+    assert turns == [("2024-05-24T21:05", "Ana", "Hi"), ("2024-05-25", "Bo", "Ho")]
+    assert [(task.id, task.meta.get("left_out")) for task in tasks] == [
+        ("a", {"empty messages": 1, "other cells": 1}),
+        ("b", None),
+    ]
+    assert read(tmp_path / "b.csv", "sender,text\nAna,Hi\n")[1] == [(None, "Ana", "Hi")]
+    assert read_chunks(tmp_path / "b.csv", "2024-05-01")[0].timestamp == "2024-05-01"
+
+
+def test_what_no_table_of_messages_can_hold_is_said(tmp_path):
+    for text, says in (
+        ("from,date,message\nAna,2024-05-24,Hi\nBo,soon,Ho\n", r"a\.csv:3: 'soon' is no date or time in a known form"),
+        ("from,date,message\nAna,1/2/2024,Hi\n", "the dates may begin with the day or the month"),
+        ("from,date,message\nAna,2024-05-24,Hi, Bo\n", r"a\.csv:2: 4 fields, where the header has 3"),
+        ("from,date,message\nAna,2024-05-24,\n", "no row has a speaker and words"),
+    ):
+        with pytest.raises(DataError, match=says):
+            read(tmp_path / "a.csv", text)
+    assert (
+        read(tmp_path / "a.csv", "from,date,message\nAna,1/2/2024,Hi\n", dates="month-first")[1][0][0] == "2024-01-02"
+    )
+    with pytest.raises(DataError, match="dates belongs to"):
+        read(tmp_path / "a.csv", "context,question,answer\na,b,c\n", dates="month-first")
