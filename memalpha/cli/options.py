@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -234,13 +235,16 @@ def read_text(file: Path) -> str:
     return decode_text(sys.stdin.buffer.read(), "stdin")
 
 
+_CLOCK = re.compile(r"\b\d{1,2}:\d{2}\b")
+
+
 def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_times: bool = False) -> list[Chunk]:
     """Return the chunks of a task file, of chat messages, of an exported chat, or of a text cut at line ends.
 
     Args:
         file: A text, a task file (`.jsonl`, `.json`, `.csv`), chat messages (a message a line in `.jsonl`, a list in
-            `.json`), a chat that WhatsApp (`.txt`), Telegram, Discord, ChatGPT or Claude (`.json`) exported, or `-` for
-            a text on stdin.
+            `.json`), an export (`tasks.formats.chats`: chats, mails, transcripts, tables of messages), or `-` for a
+            text on stdin.
         timestamp: ISO date of the text, or of messages and chunks without one.
         size: Maximum characters of a chunk of a text or of messages.
         exact_times: A chunk of messages or of an exported chat holds those of one timestamp.
@@ -276,6 +280,12 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     texts = split_lines(read_text(file), size)
     if not texts:
         raise DataError(f"{file} is empty: there is nothing to read")
+    lines = [line for text in texts for line in text.splitlines() if line.strip()]
+    timed = sum(_CLOCK.search(line) is not None for line in lines)
+    if suffix not in ("", ".txt", ".md") or (len(lines) > 1 and 2 * timed >= len(lines)):
+        print_note(
+            f"{file}: no export that memalpha knows: it is read as plain text, its times as words of their lines"
+        )
     return [Chunk(text=text, timestamp=timestamp, index=index) for index, text in enumerate(texts)]
 
 

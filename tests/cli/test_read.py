@@ -114,6 +114,22 @@ def test_damaged_tasks_and_messages_are_named(tmp_path: Path, name: str, text: s
             read(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "is_said"),
+    [
+        ("chat.txt", "Ana: I moved.\nBo: At 9:05?\nAna: Yes.", False),
+        ("chat.txt", "9:05 Ana I moved.\n9:06 Bo Where to?", True),
+        ("viber.csv", "24/05/2024,21:05:09,Ana,+351912345678,I moved", True),
+        ("page.html", "<p>I moved.</p>", True),
+        ("notes.md", "# Notes", False),
+    ],
+)
+def test_a_file_of_no_known_kind_is_said_to_be_read_as_plain_text(memalpha, tmp_path, name, text, is_said) -> None:
+    (tmp_path / name).write_text(text)
+    code, _, err = memalpha("read", tmp_path / "a.db", tmp_path / name, "--policy", "add_all")
+    assert code == 0 and ("no export that memalpha knows: it is read as plain text" in err) == is_said
+
+
 def test_a_date_is_that_of_all_chunks_without_one(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text(json.dumps({"id": "a", "chunks": [{"text": "x"}, {"text": "y", "timestamp": "2024-05-02"}]}))
