@@ -98,12 +98,17 @@ class MemoryWriting:
         """Return an empty memory."""
         return WorkingMemory(MemoryState.empty(self.schema, unique_contents=True), self.embedder)
 
+    def act(self, memory: WorkingMemory, chunk: Chunk, task: Task, completion: Completion) -> Turn:
+        """Apply the tool calls of a reply to the memory."""
+        form, tools = self.config.reply_form, load_tools(self.config.tools)
+        return act(memory, chunk, completion, source=task.id, form=form, tools=tools, strict=True)
+
     def without_advice(self, trajectory: Trajectory) -> list[SampleRequest]:
         """Return the prompt of each turn of a trajectory as it would be without advice.
 
         Each prompt shows the memory that the trajectory had built by then.
         """
-        before = [MemoryState.empty(self.schema, unique_contents=True), *trajectory.states[:-1]]
+        before = [self.new_memory().state, *trajectory.states[:-1]]
         chunks = trajectory.task.chunks
         self.embed_views((state, chunk, set()) for state, chunk in zip(before, chunks, strict=True))
         return [
@@ -189,9 +194,7 @@ class WritingEpisode:
 
     def apply(self, reply: str) -> Turn:
         """Apply the tool calls of a reply, and go on to the next chunk."""
-        config = self.writing.config
-        form, tools = config.reply_form, load_tools(config.tools)
-        turn = act(self.memory, self.chunk, Completion(reply), source=self.task.id, form=form, tools=tools, strict=True)
+        turn = self.writing.act(self.memory, self.chunk, self.task, Completion(reply))
         self._index += 1
         return turn
 
@@ -256,7 +259,7 @@ def roll_out_chunks(
     if not isinstance(writing, MemoryWriting):
         raise ConfigError("sampling.groups: only the writing of a memory has chunks to read from one memory")
     trunks = [
-        _Trunk(task, number, [MemoryState.empty(writing.schema)], [[] for _ in range(rollouts)])
+        _Trunk(task, number, [writing.new_memory().state], [[] for _ in range(rollouts)])
         for task, number in zip(tasks, numbers, strict=True)
     ]
     for chunk in range(max((len(task.chunks) for task in tasks), default=0)):
@@ -272,7 +275,7 @@ def roll_out_chunks(
         for trunk in reading:
             for turns in trunk.replies:
                 memory, read = WorkingMemory(trunk.before[chunk], writing.embedder), trunk.task.chunks[chunk]
-                turn = act(memory, read, next(completions), source=trunk.task.id, form=writing.config.reply_form)
+                turn = writing.act(memory, read, trunk.task, next(completions))
                 turns.append((replace(turn, chunk=chunk), memory.state))
             chosen = Random(f"trunk|{seed}|{step}|{trunk.number}|{chunk}").randrange(rollouts)
             trunk.before.append(trunk.replies[chosen][chunk][1])

@@ -11,10 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memalpha.agent.reader import ExtractiveReader
+from memalpha.agent.tools import Insert
 from memalpha.config import AgentConfig, ReaderConfig, RewardConfig, WorldConfig, training_config
+from memalpha.environments.engine import Start
 from memalpha.environments.memory_writing import ask_at_every_chunk, memory_engine, roll_out_chunks
 from memalpha.errors import ConfigError
 from memalpha.policy.load import load_policy
+from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward, memory_tokens
 from memalpha.qa.report import summarize
@@ -74,6 +77,27 @@ def test_what_is_sampled_depends_on_the_task_alone(engine, tasks, scored):
         assert one.states == other.states
         ids = [[turn.completion.completion_ids for turn in trajectory.turns] for trajectory in (one, other)]
         assert ids[0] == ids[1]
+
+
+@pytest.mark.parametrize("argument", ["", ', "importance": "very"', ', "id": "x#1"'])
+def test_a_reply_changes_the_memory_as_in_a_whole_conversation(argument):
+    call = '<tool_call>{"name": "%s", "arguments": {"category": "semantic", "content": "Ana likes tea."%s}}</tool_call>'
+    text = "".join(call % (name, argument) for name in ("memory_insert", "memory_insert", "memory_note"))
+    agent = AgentConfig(tools=("test_chunk_groups:Note",), embedder="hash")
+    engine = memory_engine(ScriptedPolicy("fixed", text=text), agent, load_embedder("hash"))
+    chunks = [Chunk(text=text, index=index) for index, text in enumerate(("one", "two"))]
+    task = Task(id="t", chunks=chunks, questions=())
+    [group] = roll_out_chunks(engine, [task], [0], 2, 1.0, seed=0, step=0)
+    [whole] = engine.run([Start(task, 0)], 1.0)
+    for chunk_wise in group.trajectories:
+        assert [turn.results for turn in chunk_wise.turns] == [turn.results for turn in whole.turns]
+        assert chunk_wise.states == whole.states
+
+
+class Note(Insert):
+    """Insert under another name."""
+
+    name, line = "memory_note", "!content"
 
 
 def test_rewards_belong_to_their_turn(engine, scored):
