@@ -1,4 +1,4 @@
-"""TRL integration: ERL in place of `GRPOTrainer`, TRL as a back end for memory tasks, judges as rewards.
+"""TRL integration: ERL in place of `GRPOTrainer`, TRL as a back end for memory tasks.
 
     from memalpha.integrations.trl import ERLConfig, ERLTrainer
 
@@ -11,7 +11,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memalpha.integrations.trl.judges import from_trl_judge
     from memalpha.integrations.trl.multi_context import MultiContextGRPOTrainer, memory_collector
     from memalpha.integrations.trl.trainer import ERLConfig, ERLTrainer
 
@@ -19,11 +18,10 @@ _HOMES = {
     "ERLConfig": "trainer",
     "ERLTrainer": "trainer",
     "MultiContextGRPOTrainer": "multi_context",
-    "from_trl_judge": "judges",
     "memory_collector": "multi_context",
 }
 
-__all__ = ["ERLConfig", "ERLTrainer", "MultiContextGRPOTrainer", "from_trl_judge", "memory_collector"]
+__all__ = ["ERLConfig", "ERLTrainer", "MultiContextGRPOTrainer", "memory_collector"]
 
 
 def __getattr__(name: str) -> Any:
