@@ -64,11 +64,13 @@ class AnswerSpan(NamedTuple):
         text: its words; "" if the passage has no word.
         score: log-score of the span; higher is likelier, over all passages of the question.
         chance: probability that the answer begins in this passage.
+        start: its first character in the passage.
     """
 
     text: str
     score: float
     chance: float
+    start: int = 0
 
 
 def find_answers(
@@ -108,10 +110,11 @@ def find_answers(
     for (owner, start, _, _), part, first in zip(parts, read, firsts, strict=False):
         begin, end = (scores[first : first + len(part.found)] for scores in (begins, ends))
         left, right = best_span(begin, end)
-        passage, best, score = passages[owner], spans[owner], float(begin[left] + end[right])
-        text = passage[start + part.found[left].start() : start + part.found[right].end()]
+        best, score, first_character = spans[owner], float(begin[left] + end[right]), start + part.found[left].start()
+        text = passages[owner][first_character : start + part.found[right].end()]
         chance = best.chance + float(np.exp(np.logaddexp.reduce(begin) - total))
-        spans[owner] = AnswerSpan(text, score, chance) if score > best.score else best._replace(chance=chance)
+        better = AnswerSpan(text, score, chance, first_character)
+        spans[owner] = better if score > best.score else best._replace(chance=chance)
     return spans
 
 

@@ -11,22 +11,31 @@ import re
 from collections.abc import Sequence
 
 from memalpha.agent.answer_spans import MOST_PASSAGES, NO_ANSWER, find_answers, order_of
-from memalpha.agent.dates import CLOCK, day_of, format_date, named_date, shifted_date
+from memalpha.agent.dates import day_of, find_time, format_date
 from memalpha.agent.prompts import ABSTAIN
-from memalpha.agent.reader import Answer, Conflicts, Item, apply_conflict_rule, mark_conflicts, retrieve
+from memalpha.agent.reader import (
+    Answer,
+    Conflicts,
+    Item,
+    apply_conflict_rule,
+    asks_for_day,
+    asks_for_time,
+    mark_conflicts,
+    retrieve,
+)
 from memalpha.agent.transcript import split_label
 from memalpha.config import ReaderConfig
 from memalpha.types import MemoryEntry
 
 _ASKS_FOR_PERSON = re.compile(r"\bwho(?:m|se)?\b", re.I)
-_ASKS_FOR_CLOCK = re.compile(r"when (?:does|is)\b", re.I)
 
 
 class CopyReader:
     """Copy the answer from the entry that the network takes for the right one.
 
-    For "when" the answer is a date that the entry names, or the entry's own, shifted by "yesterday", "last month", "two
-    weeks ago" and the like. Otherwise it is the span that the network takes for the likeliest.
+    For "when" the answer is the time that the entry names nearest to what is asked, with the entry's own date worked in
+    ("yesterday", "on Friday", "two weeks ago"), or that date. Otherwise it is the span that the network takes for the
+    likeliest.
     """
 
     def __init__(self, config: ReaderConfig | None = None) -> None:
@@ -59,12 +68,14 @@ def copy_answer(question: str, entries: Sequence[MemoryEntry]) -> str:
     labels = [len(text) - len(rest) for text, rest in zip(texts, said, strict=True)]
     spans = find_answers(question, texts, order_of(entries), [] if _ASKS_FOR_PERSON.search(question) else labels)
     best = max(range(len(spans)), key=lambda number: spans[number].score)
-    text, day = said[best], day_of(entries[best].timestamp)
-    if day is not None and question.lower().startswith("when"):
-        if _ASKS_FOR_CLOCK.match(question) and (clock := CLOCK.search(text)):
-            return clock[0]
-        return named_date(text, day) or shifted_date(text, day) or format_date(day)
-    return spans[best].text if spans[best].score > NO_ANSWER else text
+    text, span, day = said[best], spans[best], day_of(entries[best].timestamp)
+    if day is not None and asks_for_time(question):
+        start = span.start - labels[best]
+        if time := find_time(question, text, day, (start, start + len(span.text))):
+            return time.text
+        if asks_for_day(question):
+            return format_date(day)
+    return span.text if span.score > NO_ANSWER else text
 
 
 def _without_date(entry: MemoryEntry) -> str:

@@ -1,44 +1,68 @@
-"""Dates that a message names: "on 8 May", "last Friday", "two weeks ago" beside the day it was sent."""
+"""Times that a message names: "on 8 May", "last Friday", "two weeks ago" beside the day it was sent.
+
+English words are read, dates in digits, and the Chinese, Japanese and Korean form of month and day.
+"""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect
+from collections.abc import Callable, Iterator
 from datetime import date, timedelta
+from itertools import product
+from typing import NamedTuple
 
+from memalpha.store.search.lexical import words
 from memalpha.store.values import MONTHS
 
 _COUNTS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "ten": 10}
-_COUNT_UNITS = rf"({'|'.join(_COUNTS)}|\d{{1,2}}) (day|week|month|year)s?"
-_SPANS = (  # a count of units: of time back, and ahead
-    (re.compile(rf"\b{_COUNT_UNITS} ago\b|\bfor (?:about )?{_COUNT_UNITS} now\b", re.I), -1),
-    (re.compile(rf"\bin {_COUNT_UNITS}(?:' time)?\b|\b{_COUNT_UNITS} from now\b", re.I), 1),
-)
-_CUES = tuple(
-    (re.compile(cue, re.I), unit, by)
-    for cue, unit, by in (
-        *((rf"\b{word} year\b", "year", by) for word, by in (("last", -1), ("next", 1))),
-        *((rf"\b{word} month\b", "month", by) for word, by in (("last", -1), ("this", 0), ("next", 1))),
-        (r"\b(?:yesterday|last night)\b", "day", -1),
-        (r"\bday after tomorrow\b", "day", 2),
-        (r"\btomorrow\b", "day", 1),
-    )
-)
-_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-_PERIOD = r"(week|weekend|mon|tue|wed|thu|fri|sat|sun)(?:s?|nes|rs|ur)(?:day)?"
-_BEFORE = re.compile(rf"\b(?:last|past) {_PERIOD}\b", re.I)
-_AFTER = re.compile(rf"\bnext {_PERIOD}\b", re.I)
-_SEASON = re.compile(r"\b(last|next) (spring|summer|autumn|fall|winter)\b", re.I)
+_COUNTED = rf"({'|'.join(_COUNTS)}|\d{{1,2}}) (day|week|month|year)s?\b"
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_WEEKDAY = rf"(?:{'|'.join(_WEEKDAYS)})"
+_ON, _A_WEEKDAY = rf"(?:{_WEEKDAY},? (?:the |\()?)?", rf"(?:,? \(?(?:a )?{_WEEKDAY}\b\)?)?"
+_PERIOD = r"(week|weekend|mon|tue|wed|thu|fri|sat|sun)(?:s?|nes|rs|ur)(?:day)?\b"
 _SEASON_END = {"spring": 5, "summer": 8, "autumn": 11, "fall": 11, "winter": 2}
-_MONTH = rf"({'|'.join(month[:3] for month in MONTHS)})[a-z]*\.?"
-_NAMED = (  # day, month, year; day 0 is the whole month
-    re.compile(rf"\b(?P<day>\d{{1,2}})(?:st|nd|rd|th)?(?: of)? (?P<month>{_MONTH})(?:,? (?P<year>\d{{4}}))?\b", re.I),
-    re.compile(rf"\b(?P<month>{_MONTH}) (?P<day>\d{{1,2}})(?:st|nd|rd|th)?\b(?:,? (?P<year>\d{{4}}))?", re.I),
-    re.compile(rf"\b(?P<month>{_MONTH}),? (?P<year>\d{{4}})\b", re.I),
-    re.compile(r"\bon the (?P<day>\d{1,2})(?:st|nd|rd|th)\b", re.I),
-    re.compile(r"\b(?:in|since|of) (?P<year>(?:19|20)\d\d)\b"),
+_SEASON = rf"({'|'.join(_SEASON_END)})"
+_MONTH = rf"(?P<month>{'|'.join(f'{month[:3]}(?:{month[3:]})?' for month in MONTHS)}|sept)\b\.?"
+_DAY = r"(?:(?P<first>\d{1,2})(?:st|nd|rd|th)? ?(?:-|\u2013|to|and) ?)?(?P<day>\d{1,2})(?:st|nd|rd|th|\.)?"
+_YEAR = r"(?:,? (?:of )?(?:(?P<year>\d{4})\b|(?P<which>last|this|next) year\b))"
+_CUE = "last|this|next|in|by|since|until|till|during|early|late|mid|(?:start|beginning|middle|end|week|weekend) of"
+CLOCK = re.compile(
+    r"\b\d{1,2}(?:[:.]\d\d)? ?(?:[ap]\.?m\b\.?|o'clock)|\b\d{1,2}:\d\d\b"
+    r"|(?<=\bat )\d{1,2}\b(?=[.,;!?]|$| (?:and|but|on|every|sharp|this|to\w+)\b)",
+    re.I,
 )
-CLOCK = re.compile(r"\b\d{1,2}(?:[:.]\d\d)? ?(?:[ap]\.?m\b\.?|o'clock)|\b\d{1,2}:\d\d\b", re.I)
-_MONTH_NAMES = tuple(month[:3] for month in MONTHS)
+_JOINT = re.compile(r"(?:\s|,|at|on|from|around|morning|afternoon|evening|night)*", re.I)
+_BREAK = re.compile(r"(?P<sentence>[.!?]\s|\n)|[,;:]\s|\b(?:and|but|then)\b")
+_SENTENCE, _CLAUSE, _BEFORE = 1000, 30, 5
+"""Characters for which the end of a sentence or a clause counts, and a time that stands before the words it is of."""
+_REACH = 5000
+"""Characters before and behind the likeliest answer that are looked at."""
+
+_ASKS_FOR_CLOCK = re.compile(r"\W*when(?: (?:do|does|is|are)|['\u2019]s)\b|(?:\w+ )?what time\b", re.I)
+_ASKS_OF_PAST = re.compile(r"\b(?:did|was|were|has|have|had|ago)\b", re.I)
+_IS_AHEAD = re.compile(r"\b(?:will|plan|planning|going to|gonna)\b|['\u2019]ll\b", re.I)
+_BY = {"last": -1, "since": -1, "next": 1}
+_Resolver = Callable[[re.Match[str], date, bool], str | None]
+_Form = tuple[re.Pattern[str], _Resolver, bool, bool]
+
+
+class Time(NamedTuple):
+    """A time that a text names.
+
+    Attributes:
+        text: the time in words that stand without the text.
+        start: first character of its words in the text.
+        end: the character behind them.
+        is_named: False if only the day on which it was said makes it clear.
+        is_loose: True for words that often only pass by ("this year"): they tell of their own sentence alone.
+    """
+
+    text: str
+    start: int
+    end: int
+    is_named: bool
+    is_loose: bool = False
 
 
 def day_of(timestamp: str | None) -> date | None:
@@ -49,41 +73,88 @@ def day_of(timestamp: str | None) -> date | None:
         return None
 
 
-def named_date(text: str, day: date) -> str | None:
-    """Return the date that a text names, with the month and year of `day` where it leaves these out."""
-    for form in _NAMED:
+def find_time(question: str, text: str, day: date, span: tuple[int, int] = (0, 0)) -> Time | None:
+    """Return the time that a text names for a question; None if it names none.
+
+    Of several it is the one nearest to words of the question, rather behind than before them. A clock time answers
+    "what time" and "when does", beside the day if the text says both together.
+
+    Args:
+        question: text of the question.
+        text: what was said.
+        day: the day on which it was said.
+        span: first character of the likeliest answer in the text, and the one behind it. It takes the place of the
+            words of the question if the text has none.
+    """
+    first = max(0, span[0] - _REACH)
+    text = text[first : span[1] + _REACH]
+    asked = {*words(question)}
+    anchors = [match.span() for match in re.finditer(r"\w+", text) if not asked.isdisjoint(words(match[0]))]
+    anchors = anchors or [(span[0] - first, span[1] - first)]
+
+    def distance(time: Time) -> int:
+        place = time.start, time.end
+        behind = bisect(anchors, place)
+        return min(_distance(text, anchor, place) for anchor in anchors[max(0, behind - 1) : behind + 1])
+
+    times = [time for time in _times(question, text, day) if not time.is_loose or distance(time) < _SENTENCE]
+    clocks = list[Time]()
+    if asks_for_clock := _ASKS_FOR_CLOCK.match(question):
+        clocks = [Time(match[0], *match.span(), is_named=True) for match in CLOCK.finditer(text)]
+        times = [] if "time" in asks_for_clock[0].lower() else times
+    best = min(times + clocks, key=distance, default=None)
+    if best is None:
+        return None
+    for time, clock in product([best], clocks) if best in times else product(times, [best]):
+        begin, end = sorted((time, clock), key=lambda either: either.start)
+        if _JOINT.fullmatch(text, begin.end, end.start):
+            return time._replace(text=f"{time.text} at {clock.text}")
+    return best
+
+
+def _distance(text: str, anchor: tuple[int, int], place: tuple[int, int]) -> int:
+    """Return the characters between words, and more for the end of a clause or a sentence between them."""
+    between = text[min(anchor[1], place[1]) : max(anchor[0], place[0])]
+    breaks = [_SENTENCE if match["sentence"] else _CLAUSE for match in _BREAK.finditer(between)]
+    return len(between) + sum(breaks) + _BEFORE * (place[0] < anchor[0])
+
+
+def _times(question: str, text: str, day: date) -> Iterator[Time]:
+    """Yield the times of a text; of words that overlap, those of the first form."""
+    taken = list[tuple[int, int]]()
+    asks_of_past = _ASKS_OF_PAST.search(question) is not None
+    for form, resolve, is_named, is_loose in _FORMS:
         for match in form.finditer(text):
-            parts = match.groupdict()
-            year = int(parts["year"] or day.year) if "year" in parts else day.year
-            if "month" not in parts and "day" not in parts:
-                return str(year)
-            month = 1 + _MONTH_NAMES.index(parts["month"][:3].lower()) if "month" in parts else day.month
-            try:
-                named = date(year, month, int(parts.get("day") or 1))
-            except ValueError:
-                continue
-            return format_date(named) if "day" in parts else f"{named:%B %Y}"
-    return None
+            start, end = match.span()
+            sentence = text[max(text.rfind(mark, 0, start) for mark in (". ", "! ", "? ")) + 1 : start]
+            is_past = asks_of_past and not _IS_AHEAD.search(f"{question} {sentence}")
+            is_free = all(end <= first or last <= start for first, last in taken)
+            if is_free and (said := resolve(match, day, is_past)):
+                taken.append((start, end))
+                yield Time(said, start, end, is_named and not match.groupdict().get("which"), is_loose)
 
 
-def shifted_date(text: str, day: date) -> str | None:
-    """Return the date that a cue such as "two weeks ago" names; None without one."""
-    for cue, sign in _SPANS:
-        if match := cue.search(text):
-            number, unit = (group.lower() for group in match.groups() if group)
-            return _move(day, unit, sign * (_COUNTS.get(number) or int(number)))
-    for cue, unit, by in _CUES:
-        if cue.search(text):
-            return _move(day, unit, by)
-    for cue, relation in ((_BEFORE, "before"), (_AFTER, "after")):
-        if match := cue.search(text):
-            period = match[1].lower()
-            name = next((name.lower() for name in _WEEKDAYS if name.lower().startswith(period)), period)
-            return f"the {name} {relation} {format_date(day)}"
-    if match := _SEASON.search(text):
-        is_over = day.month > _SEASON_END[match[2].lower()]
-        return f"{match[2].lower()} {day.year - (not is_over) if match[1].lower() == 'last' else day.year + is_over}"
-    return None
+def _named(match: re.Match[str], day: date, is_past: bool) -> str | None:
+    """Return a date: the nearest if it lacks the year or the month, of a month alone the last or the next."""
+    parts = {name: part.lower() for name, part in match.groupdict().items() if part}
+    if parts.keys() == {"year"}:
+        return parts["year"]
+    number = int(parts.get("day", 0))
+    month = 1 + [name[:3] for name in MONTHS].index(parts["month"][:3]) if "month" in parts else day.month
+    year, shift = int(parts.get("year", day.year + _BY.get(parts.get("which", ""), 0))), 0
+    if not number and not parts.keys() & {"year", "which"}:
+        is_past = _BY.get(parts.get("cue", ""), -is_past) < 0
+        shift = -12 * (month > day.month) if is_past else 12 * (month < day.month)
+    elif not parts.keys() & {"year", "which"}:
+        gap, most, unit = (month - day.month, 6, 12) if "month" in parts else (number - day.day, 15, 1)
+        shift = unit * ((gap < -most) - (gap > most))
+    year, month = divmod(12 * year + month - 1 + shift, 12)
+    try:
+        named = date(year, month + 1, number or 1)
+    except ValueError:
+        return None
+    first = f"{parts['first']} to " if "first" in parts else ""
+    return first + format_date(named) if number else f"{named:%B %Y}"
 
 
 def _move(day: date, unit: str, by: int) -> str | None:
@@ -95,6 +166,89 @@ def _move(day: date, unit: str, by: int) -> str | None:
         return f"{date(day.year + years, month + 1, 1):%B %Y}" if unit == "month" else str(day.year + by)
     except (OverflowError, ValueError):
         return None
+
+
+def _counted(sign: int) -> _Resolver:
+    def resolve(match: re.Match[str], day: date, is_past: bool) -> str | None:
+        count, unit = match[1].lower(), match[2].lower()
+        return _move(day, unit, sign * (_COUNTS.get(count) or int(count)))
+
+    return resolve
+
+
+def _moved(unit: str, by: int) -> _Resolver:
+    return lambda match, day, is_past: _move(day, unit, by)
+
+
+def _beside(relation: str = "") -> _Resolver:
+    def resolve(match: re.Match[str], day: date, is_past: bool) -> str:
+        period = match[1].lower()
+        name = next((name for name in _WEEKDAYS if name.startswith(period)), period)
+        return f"the {name} {relation or ('before' if is_past else 'after')} {format_date(day)}"
+
+    return resolve
+
+
+def _quoted(match: re.Match[str], day: date, is_past: bool) -> str:
+    return match[0]
+
+
+def _season(match: re.Match[str], day: date, is_past: bool) -> str:
+    which, name = match[1].lower(), match[2].lower()
+    is_over = day.month > _SEASON_END[name]
+    return f"{name} {day.year + {'last': is_over - 1, 'this': 0, 'next': is_over}[which]}"
+
+
+def _compile(forms: dict[str, _Resolver], *, is_named: bool = False, is_loose: bool = False) -> Iterator[_Form]:
+    return ((re.compile(form, re.I), resolve, is_named, is_loose) for form, resolve in forms.items())
+
+
+_NAMED = {
+    r"(?<!\d)(?:\d{4}-\d\d-\d\d|\d{1,2}([./])\d{1,2}\1\d{4})(?!\d)": _quoted,
+    "(?:\\d{4} ?[\u5e74\ub144] ?)?\\d{1,2} ?[\u6708\uc6d4] ?\\d{1,2} ?[\u65e5\u53f7\uc77c]": _quoted,
+    rf"\b{_ON}{_DAY}(?: of)? {_MONTH}{_YEAR}?{_A_WEEKDAY}": _named,
+    rf"\b{_ON}{_MONTH} (?:the )?{_DAY}(?!\d){_YEAR}?{_A_WEEKDAY}": _named,
+    rf"\b{_MONTH}{_YEAR}": _named,
+    rf"\b(?:on|{_WEEKDAY}) the (?P<day>\d{{1,2}})(?:st|nd|rd|th)\b(?! (?:floor|page|day|try|time)\b)": _named,
+    rf"\b{_SEASON}(?: of)? (\d{{4}})\b": lambda match, day, is_past: f"{match[1].lower()} {match[2]}",
+    r"\b(?:in|since|of|until|from|by) (?P<year>(?:19|20)\d\d)\b": _named,
+}
+_RELATIVE = {
+    rf"\b{_COUNTED} ago\b": _counted(-1),
+    rf"\bfor (?:about )?{_COUNTED} now\b": _counted(-1),
+    rf"\bin {_COUNTED}": _counted(1),
+    rf"\b{_COUNTED} from now\b": _counted(1),
+    r"\b((?:a few|few|a couple of|several) \w+s|\w+ weekends?) ago\b": (
+        lambda match, day, is_past: f"{match[1].lower()} before {format_date(day)}"
+    ),
+    r"\blast year\b": _moved("year", -1),
+    r"\bnext year\b": _moved("year", 1),
+    r"\blast month\b": _moved("month", -1),
+    r"\bnext month\b": _moved("month", 1),
+    r"\bday before yesterday\b": _moved("day", -2),
+    r"\bday after tomorrow\b": _moved("day", 2),
+    r"\b(?:yesterday|last night)\b": _moved("day", -1),
+    r"\btomorrow\b": _moved("day", 1),
+    rf"\b(last|next) {_SEASON}\b": _season,
+    rf"\b(?:last|past) {_PERIOD}": _beside("before"),
+    rf"\bnext {_PERIOD}": _beside("after"),
+}
+_LOOSE = {
+    r"\b(?:today|tonight|this (?:morning|afternoon|evening))\b": _moved("day", 0),
+    r"\bthis month\b": _moved("month", 0),
+    r"\bthis year\b": _moved("year", 0),
+    rf"\b(this) {_SEASON}\b": _season,
+    r"\bthis (week|weekend)\b": _beside("of"),
+    rf"\b(?P<cue>{_CUE})[ -]{_MONTH}": _named,
+    rf"^{_MONTH}$": _named,
+    rf"\b(?:every |each ){_WEEKDAY}\b|\b{_WEEKDAY}s\b": _quoted,
+    rf"\b({_WEEKDAY})\b": _beside(),
+}
+_FORMS = (
+    *_compile(_NAMED, is_named=True),
+    *_compile(_RELATIVE),
+    *_compile(_LOOSE, is_loose=True),
+)
 
 
 def format_date(day: date) -> str:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from functools import cache, partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from memalpha.agent.answer_spans import MOST_PASSAGES, find_answers, order_of
-from memalpha.agent.dates import CLOCK, day_of, named_date, shifted_date
+from memalpha.agent.dates import CLOCK, day_of, find_time
 from memalpha.agent.parsing import after_thinking, parse_calls
 from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
 from memalpha.agent.quoting import NOTE
@@ -424,7 +425,7 @@ class ExtractiveReader:
 
     - "How many" counts the entries whose key shares a word with the question: of the whole memory, or of the hits that
       somebody else retrieved.
-    - "When" returns the date of the best matching entry.
+    - "When" returns the time that the best matching entry names, or its date.
     - Other questions return the value of the best entry whose key shares a word with the question.
 
     Entries without a key, and lines of a transcript, whose label says who spoke, match by their whole text and are
@@ -452,19 +453,16 @@ class ExtractiveReader:
         return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
     def _extract(self, question: str, memory: RetrievedMemory) -> str:
-        question_stems, asks_when = _stems(question), question.lower().startswith("when")
+        question_stems = _stems(question)
         for entry in (hit.entry for hit in memory.hits):
             key, value = _key_and_value(entry)
             if key is None:
                 # "How old am I?" has no word to look for: the nearest sentence is quoted.
                 is_near = not question_stems or question_stems & _stems(entry.content)
                 if is_near and not _speaks_of_another(question, entry):
-                    return _date_or_quote(value, entry.timestamp) if asks_when else value
-            elif asks_when:
-                if entry.timestamp and question_stems & _stems(entry.content):
-                    return entry.timestamp
-            elif question_stems & _stems(key):
-                return value
+                    return _when(question, value, entry.timestamp) or value
+            elif noted := _noted(question, question_stems, entry):
+                return noted
         return ABSTAIN
 
 
@@ -483,13 +481,11 @@ class QuotingReader(ExtractiveReader):
         self.name = "quoting"
 
     def _extract(self, question: str, memory: RetrievedMemory) -> str:
-        question_stems, asks_when = _stems(question), question.lower().startswith("when")
+        question_stems = _stems(question)
         hits = _distinct(memory.hits)[:MOST_PASSAGES]
         entries = [hit.entry for hit in hits if not _speaks_of_another(question, hit.entry)]
-        pairs = [(entry, *_key_and_value(entry)) for entry in entries]
-        notes = [(entry.timestamp, entry.content) if asks_when else (value, key) for entry, key, value in pairs if key]
-        noted = next((answer for answer, text in notes if answer and question_stems & _stems(text)), None)
-        if noted and len(notes) == len(entries):
+        noted = next((answer for entry in entries if (answer := _noted(question, question_stems, entry))), None)
+        if noted and None not in (_key_and_value(entry)[0] for entry in entries):
             return noted
         entries += [MemoryEntry("", "core", line) for line in memory.core.splitlines() if line.strip()]
         is_english = not _ENGLISH.isdisjoint(_WORD.findall(question.lower()))
@@ -498,9 +494,33 @@ class QuotingReader(ExtractiveReader):
         spans = find_answers(question, [entry.content for entry in entries], order_of(entries))
         if not spans or (is_english and sum(span.chance for span in spans) <= 1 - NOTHING):
             return noted or ABSTAIN
-        best = entries[max(range(len(spans)), key=lambda number: spans[number].score)]
-        _, value = _key_and_value(best)
-        return _date_or_quote(value, best.timestamp) if asks_when else value
+        entry, span = max(zip(entries, spans, strict=True), key=lambda pair: pair[1].score)
+        _, value = _key_and_value(entry)
+        start = span.start - entry.content.rfind(value)
+        return _when(question, value, entry.timestamp, (start, start + len(span.text))) or value
+
+
+_VERB = r"(?: of the \w+)? (?:did|do|does|is|are|was|were|will|would|ha[sd]|have)\b"
+_ASKS_FOR_DAY = re.compile(
+    r"\W*(?:(?:and|so|since|until|by|from) )?when\b(?!.*, (?:who|whose|what|where|which|why|how)\b)"
+    rf"|.*\bhow long ago\b|(?:\w+ )?(?:what|which) (?:day|date){_VERB}",
+    re.I | re.S,
+)
+_ASKS_FOR_TIME = re.compile(  # other languages: a date in digits is read, but not "gestern"
+    rf"(?:\w+ )?(?:what|which) (?:month|year|time){_VERB}|\W*(?:\w+ )?(?:wann|cu[a\u00e1]ndo|quand)\b"
+    "|.*(?:\u4ec0[\u4e48\u9ebc][\u65f6\u6642]\u5019|\u3044\u3064(?!\u3082)|\uc5b8\uc81c)",
+    re.I | re.S,
+)
+
+
+def asks_for_day(question: str) -> bool:
+    """Return True if the day of a message answers where it names no time: "When I was ill, who cooked?" does not."""
+    return _ASKS_FOR_DAY.match(question) is not None
+
+
+def asks_for_time(question: str) -> bool:
+    """Return True if a time answers that a message names."""
+    return asks_for_day(question) or _ASKS_FOR_TIME.match(question) is not None
 
 
 def apply_conflict_rule(items: Sequence[Reading], conflicts: Conflicts) -> Sequence[Reading]:
@@ -560,6 +580,16 @@ def _key_and_value(entry: MemoryEntry) -> tuple[str | None, str]:
     return None if is_label or NOTE in entry.metadata else key, value
 
 
+def _noted(question: str, question_stems: set[str], entry: MemoryEntry) -> str | None:
+    """Return the answer of a note: its value, or to "when" a time; None for a sentence and a note of something else."""
+    key, value = _key_and_value(entry)
+    if key is None:
+        return None
+    if question_stems & _stems(entry.content) and (when := _when(question, value, entry.timestamp)):
+        return when
+    return value if question_stems & _stems(key) and not asks_for_day(question) else None
+
+
 _FIRST_PERSON = re.compile(r"\b(?:I|[Mm]e|[Mm]y|[Mm]ine|[Ww]e|[Oo]ur|[Uu]s)\b")
 _ABOUT = re.compile(r"\b(?:[Dd]oes|[Dd]id|[Ii]s|[Ww]as|[Hh]as|[Ww]ill|[Cc]an) ([A-Z]\w+)\b|\b([A-Z]\w+)['\u2019]s\b")
 
@@ -577,12 +607,18 @@ def _speaks_of_another(question: str, entry: MemoryEntry) -> bool:
     )
 
 
-def _date_or_quote(text: str, timestamp: str | None) -> str:
-    """Return a sentence that names a date or an hour, otherwise the day that it speaks of, by its timestamp."""
+def _when(question: str, text: str, timestamp: str | None, span: tuple[int, int] = (0, 0)) -> str | None:
+    """Return a text that names a date or an hour, otherwise the day that it speaks of, by its timestamp.
+
+    None if the question does not ask for a time, or neither text nor timestamp has one.
+    """
+    if not asks_for_time(question):
+        return None
     day = day_of(timestamp)
-    if day is None or CLOCK.search(text) or named_date(text, day):
-        return text
-    return shifted_date(text, day) or timestamp or text
+    time = find_time(question, text, day or date(2000, 1, 1), span)
+    if time is not None:
+        return text if time.is_named or day is None else time.text
+    return None if not asks_for_day(question) else text if CLOCK.search(text) else timestamp
 
 
 def _quoted(answer: Answer, item: Reading) -> Answer:

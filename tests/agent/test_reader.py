@@ -349,7 +349,7 @@ def test_the_copying_floor():
         copied("Where do you live?", "Ann: Oslo   ", None) == "Oslo"
         and copied("Who?", "\U0001f600", None) == "\U0001f600"
     )
-    assert copied("When is lunch?", "Lunch is at 12:30 on 3 March", "2024-05-01") == "12:30"
+    assert copied("When is lunch?", "Lunch is at 12:30 on 3 March", "2024-05-01") == "3 March 2024 at 12:30"
     assert copied("When was lunch?", "Lunch is at 12:30 on 3 March", "2024-05-01") == "3 March 2024"
 
 

@@ -1,0 +1,263 @@
+"""Times that messages name: which of several answers, in what words, and when the message's own day does."""
+
+import time
+from datetime import date
+
+import pytest
+from memories import working_memory
+
+from memalpha.agent.copying_reader import copy_answer
+from memalpha.agent.dates import find_time
+from memalpha.agent.reader import ExtractiveReader, QuotingReader, asks_for_day
+from memalpha.types import MemoryEntry
+
+WHEN = (
+    ("When did she go to the museum?", "I went to the museum yesterday", "2023-05-08", "7 May 2023"),
+    ("When do we meet?", "We meet on Friday at 9", "2024-05-01", "the friday after 1 May 2024 at 9"),
+    ("When did you see the doctor?", "I saw the doctor on Friday.", "2024-05-01", "the friday before 1 May 2024"),
+    ("When does school start again?", "School starts again in September", "2024-05-01", "September 2024"),
+    ("When did they move?", "They moved to Lyon in September", "2024-05-01", "September 2023"),
+    ("When is the wedding?", "The wedding is on Friday, 8 May", "2024-05-01", "8 May 2024"),
+    (
+        "When is the wedding?",
+        "My sister came yesterday. We meet next Tuesday, and the wedding is on 12 June.",
+        "2024-05-01",
+        "12 June 2024",
+    ),
+    (
+        "When do you meet?",
+        "My sister came yesterday. We meet next Tuesday, and the wedding is on 12 June.",
+        "2024-05-01",
+        "the tuesday after 1 May 2024",
+    ),
+    (
+        "When did your sister come?",
+        "My sister came yesterday. We meet next Tuesday, and the wedding is on 12 June.",
+        "2024-05-01",
+        "30 April 2024",
+    ),
+    ("When did you move to Rome?", "I moved to Rome! This year I want to learn to cook.", "2023-05-08", "8 May 2023"),
+    (
+        "When did Ben buy the car?",
+        "I finally bought the car. Mondays are so dull without one.",
+        "2023-05-08",
+        "8 May 2023",
+    ),
+    (
+        "When did Mia graduate?",
+        "Mia graduated on 3 June 2021 and found a job in May 2022.",
+        "2023-05-08",
+        "3 June 2021",
+    ),
+    ("When did Mia find a job?", "Mia graduated on 3 June 2021 and found a job in May 2022.", "2023-05-08", "May 2022"),
+    ("When was the concert?", "The concert was two weeks ago and I still hum the tunes.", "2023-05-15", "1 May 2023"),
+    (
+        "When did Tom visit his parents?",
+        "I visited my parents last Friday",
+        "2023-05-08",
+        "the friday before 8 May 2023",
+    ),
+    ("When does the course begin?", "The course begins next month.", "2023-12-20", "January 2024"),
+    ("Since when has she lived in Oslo?", "I have lived in Oslo since 2019", "2023-05-08", "2019"),
+    ("When is Lena's birthday?", "birthday of Lena: 3 March", "2024-05-01", "3 March 2024"),
+    ("What time does the shop open?", "The shop opens at 8:30 and closes at 18:00", "2024-05-01", "8:30"),
+    ("When does the shop close?", "The shop opens at 8:30 and closes at 18:00", "2024-05-01", "18:00"),
+    ("On what date did I renew the passport?", "I renewed the passport on the 15th", "2024-05-20", "15 May 2024"),
+    (
+        "What day did Tim get the news?",
+        "On Friday, I got great news about the programme!",
+        "2024-01-07",
+        "the friday before 7 January 2024",
+    ),
+    (
+        "Which month was John in Italy?",
+        "Have you been to Italy? I had a blast there last month.",
+        "2024-01-02",
+        "December 2023",
+    ),
+    (
+        "How long ago did John start surfing?",
+        "I started surfing five years ago and it's been great.",
+        "2023-07-16",
+        "2018",
+    ),
+    ("When are you on holiday?", "We are on holiday from 3 to 17 August.", "2024-05-01", "3 to 17 August 2024"),
+    ("When I was ill, who cooked?", "Ben cooked when I was ill last week", "2024-05-01", "Ben"),
+    ("When did he pay the rent?", "He paid the rent this morning, not last week.", "2024-05-01", "1 May 2024"),
+    ("When was the flat painted?", "We painted the flat a few days ago", "2024-05-01", "a few days before 1 May 2024"),
+    ("Wann ist die Prüfung?", "Die Prüfung ist am 8. August 2024", "2024-05-01", "8 August 2024"),
+    ("小明什么时候结婚?", "我2024年6月8日结婚。", "2024-05-01", "2024年6月8日"),
+    ("出発はいつですか?", "出発は2024年6月8日です。", "2024-05-01", "2024年6月8日"),
+    ("결혼식은 언제예요?", "결혼식은 2024년 6월 8일이에요.", "2024-05-01", "2024년 6월 8일"),
+    ("¿Cuándo es la cena?", "La cena es el viernes", "2024-05-01", "viernes"),
+    ("When did he find the marbles?", "He found 12 marbles yesterday", "2024-05-01", "30 April 2024"),
+    ("When will the baby come?", "The baby will come in three weeks", "2024-05-01", "22 May 2024"),
+    (
+        "When did Mel plant the apple tree?",
+        "The day before yesterday I finally planted our apple tree.",
+        "2023-08-20",
+        "18 August 2023",
+    ),
+    (
+        "When will the plumber come?",
+        "The plumber will come on Thursday at 14:30, he says.",
+        "2024-02-05",
+        "the thursday after 5 February 2024",
+    ),
+    (
+        "When's the next rehearsal?",
+        "Next rehearsal: Thursday at 7 pm",
+        "2024-02-05",
+        "the thursday after 5 February 2024 at 7 pm",
+    ),
+    ("When did Noor leave Cairo?", "I left Cairo in November and I miss it.", "2024-02-05", "November 2023"),
+    ("When is the fair?", "The fair is in early March, like last year.", "2024-02-05", "March 2024"),
+    ("When was the operation?", "My operation was on Tuesday, January 30th.", "2024-02-05", "30 January 2024"),
+    ("When did Ola buy a boat?", "In 2021 I bought a boat, and in 2023 I sold it.", "2024-02-05", "2021"),
+    (
+        "When did Kim's exam take place?",
+        "My exam took place last Wednesday; results come out next week.",
+        "2024-02-05",
+        "the wednesday before 5 February 2024",
+    ),
+    (
+        "When do the results come out?",
+        "My exam took place last Wednesday; results come out next week.",
+        "2024-02-05",
+        "the week after 5 February 2024",
+    ),
+    (
+        "When did Pia adopt the kitten?",
+        "I adopted a kitten! On Saturdays I volunteer at the shelter.",
+        "2024-02-05",
+        "5 February 2024",
+    ),
+    (
+        "When did Ron quit smoking?",
+        "I quit smoking. It is hard, but this year will be mine.",
+        "2024-02-05",
+        "5 February 2024",
+    ),
+    (
+        "When did Ron call the bank?",
+        "Friday was awful. I called the bank and waited for an hour.",
+        "2024-02-05",
+        "5 February 2024",
+    ),
+    ("When does the ferry leave?", "The ferry leaves at 6:45 am, and we come home on Sunday.", "2024-02-05", "6:45 am"),
+    ("What time is breakfast?", "Breakfast is at 7:30, dinner at 19:00.", "2024-02-05", "7:30"),
+    ("What time is dinner?", "Breakfast is at 7:30, dinner at 19:00.", "2024-02-05", "19:00"),
+    (
+        "Which day did Sam run the marathon?",
+        "I ran the marathon on 21 April 2024 in London",
+        "2024-05-05",
+        "21 April 2024",
+    ),
+    ("What year did you meet your wife?", "I met my wife ten years ago in Delhi.", "2024-05-05", "2014"),
+    ("In which month does the semester end?", "The semester ends next month", "2024-05-05", "June 2024"),
+    ("How long ago did Vera start the diet?", "I started my diet three weeks ago", "2024-05-22", "1 May 2024"),
+    ("Since when has Jo been vegan?", "I've been vegan since March 2020.", "2024-05-22", "March 2020"),
+    ("On what day is the audition?", "The audition is tomorrow!!", "2024-05-22", "23 May 2024"),
+    ("When is the festival?", "The festival runs June 14-16, 2024", "2024-05-22", "14 to 16 June 2024"),
+    (
+        "When was Grandpa born?",
+        "Grandpa was born on May 3rd, 1940, and turned 84 this month.",
+        "2024-05-22",
+        "3 May 1940",
+    ),
+    ("When is Mum's birthday?", "mum's birthday: November 9", "2024-05-22", "9 November 2024"),
+    (
+        "When did the parcel arrive?",
+        "The parcel arrived last night, after I had waited for two weeks.",
+        "2024-05-22",
+        "21 May 2024",
+    ),
+    ("When did he go to the gym?", "He went to the gym", "2024-05-22", "22 May 2024"),
+    ("When will they marry?", "They will marry in the summer of 2025", "2024-05-22", "summer 2025"),
+    (
+        "When did Liv visit the Louvre?",
+        "I saw the Mona Lisa a couple of days ago! The Louvre was full.",
+        "2024-05-22",
+        "a couple of days before 22 May 2024",
+    ),
+    (
+        "When did Dan get the job?",
+        "May I tell you something? I got the job on the 3rd floor today!",
+        "2024-05-22",
+        "22 May 2024",
+    ),
+    ("When was the car fixed?", "The garage fixed the car in March last year.", "2024-05-22", "March 2023"),
+    ("When does the lease end?", "lease end: 2025-01-31", "2024-05-22", "2025-01-31"),
+    ("When is the deadline?", "The deadline is 5 January.", "2023-12-12", "5 January 2024"),
+    ("When did the twins walk?", "The twins walked on 28 December.", "2024-01-04", "28 December 2023"),
+    ("When will Eli fly home?", "I plan to fly home on the 3rd", "2024-05-28", "3 June 2024"),
+    ("When does the choir meet?", "The choir meets every Monday", "2024-05-28", "every Monday"),
+    ("Wann beginnt der Kurs?", "Der Kurs beginnt am 15. September 2024", "2024-05-28", "15 September 2024"),
+    ("妈妈的生日是什么时候?", "妈妈的生日是3月8日。", "2024-05-28", "3月8日"),
+    ("試験はいつ?", "試験は7月12日に東京であります。", "2024-05-28", "7月12日"),
+    ("여행은 언제 가요?", "우리는 8월 3일에 여행을 가요.", "2024-05-28", "8월 3일"),
+    ("Quand part le train ?", "Le train part à 18:05", "2024-05-28", "18:05"),
+)
+
+
+def test_the_time_that_belongs_to_what_is_asked_is_copied():
+    copied = {
+        (question, text): copy_answer(question, [MemoryEntry("i", "semantic", text, timestamp=day)])
+        for question, text, day, _ in WHEN
+    }
+    assert copied == {(question, text): expected for question, text, _, expected in WHEN}
+
+
+@pytest.mark.parametrize("reader", [ExtractiveReader(), QuotingReader()])
+@pytest.mark.parametrize(
+    ("content", "question", "expected"),
+    [
+        ("birthday: 3 March", "When is my birthday?", "3 March"),
+        ("dentist: on Friday at 9", "When is the dentist?", "the friday after 1 May 2024 at 9"),
+        ("trip: Oslo", "When was the trip?", "2024-05-01"),
+        ("trip: September", "When is the trip?", "September 2024"),
+        ("car: a Volvo of the nineties", "What year is the car?", "a Volvo of the nineties"),
+        ("We meet on Friday", "When do we meet?", "the friday after 1 May 2024"),
+        ("We meet at 9.", "When do we meet?", "We meet at 9."),
+        ("We moved in September", "When did we move?", "September 2023"),
+        ("We moved in May last year", "When did we move?", "May 2023"),
+        ("We moved on 3 March.", "When did we move?", "We moved on 3 March."),
+        ("We swam yesterday, and the trial is on 3 March.", "When is the trial?", None),
+        ("We swam yesterday, and the trial is on 3 March.", "When was it that we swam?", "30 April 2024"),
+        ("When I was ill, Ben cooked", "When I was ill, who cooked?", "When I was ill, Ben cooked"),
+    ],
+)
+def test_an_entry_that_names_a_time_is_not_answered_by_its_own_day(reader, content, question, expected):
+    (answer,) = reader.answer([(question, working_memory(content))])
+    assert answer.text == (expected or content)
+
+
+def test_words_that_are_no_dates():
+    for text in ("12 marbles", "mardi 5", "martes 5", "3 decks", "octopus 8", "on the 3rd floor", "may I?"):
+        assert find_time("When was it?", text, date(2024, 5, 1)) is None
+
+
+def test_which_questions_the_day_of_a_message_answers():
+    asking = (
+        "When?",
+        "when's lunch",
+        "And when was it?",
+        "Since when?",
+        "On what date did I go?",
+        "How long ago was it?",
+    )
+    assert [question for question in asking if not asks_for_day(question)] == []
+    others = (
+        "When I was ill, who cooked?",
+        "Whenever I go, what do I take?",
+        "What year is it?",
+        "What day care is near?",
+    )
+    assert [question for question in others if asks_for_day(question)] == []
+
+
+@pytest.mark.parametrize("text", ["1 May at 9 ", "may, ", "on Friday at 9, and ", ". " * 9, "12-1-1"])
+def test_long_texts_are_read_in_a_moment(text):
+    start = time.process_time()
+    find_time("When is may?", text * 20_000, date(2024, 5, 1), (50_000, 50_003))
+    assert time.process_time() - start < 2
