@@ -201,6 +201,8 @@ def letter_choices(choices: Any) -> dict[str, str]:
     """
     if not isinstance(choices, Mapping | list | tuple):
         raise DataError(f"choices: texts by letter or a list of texts are needed, not {choices!r:.80}")
+    if not isinstance(choices, Mapping) and len(choices) > len(ascii_lowercase):
+        raise DataError(f"choices: there are {len(choices)} texts, and a letter each for {len(ascii_lowercase)}")
     pairs = choices.items() if isinstance(choices, Mapping) else zip(ascii_lowercase, choices, strict=False)
     return {str(letter).strip(" ().").lower(): str(text) for letter, text in pairs}
 

@@ -215,7 +215,11 @@ def test_what_is_beyond_rules_is_judged():
     coloured = TASK.questions[1].model_copy(update={"meta": {"metric": "colour"}})
     with pytest.raises(ConfigError, match=r"task 'talk', question 'late': meta\.metric: no metric 'colour'"):
         run("rag", metric=None, tasks=[TASK.model_copy(update={"questions": (coloured,)})])
-    for choices, says in (("Rome", "texts by letter or a list"), (["Oslo", "Bergen"], "not a letter as in")):
+    for choices, says in (
+        ("Rome", "texts by letter or a list"),
+        (["Oslo", "Bergen"], "not a letter as in"),
+        (["x"] * 27, "27 texts"),
+    ):
         chosen = coloured.model_copy(update={"answers": ("Rome",), "meta": {"metric": "choice", "choices": choices}})
         with pytest.raises(DataError, match=rf"task 'talk', question 'late': choice.*{says}"):
             run("rag", metric=None, tasks=[TASK.model_copy(update={"questions": (chosen,)})])
