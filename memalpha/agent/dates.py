@@ -1,6 +1,6 @@
 """Times that a message names: "on 8 May", "last Friday", "two weeks ago" beside the day it was sent.
 
-English words are read, dates in digits, and the Chinese, Japanese and Korean form of month and day.
+English, Chinese, Japanese and Korean words are read, and dates in digits.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from bisect import bisect
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import date, timedelta
 from itertools import product
 from typing import NamedTuple
@@ -33,7 +34,9 @@ CLOCK = re.compile(
     re.I,
 )
 _JOINT = re.compile(r"(?:\s|,|at|on|from|around|morning|afternoon|evening|night)*", re.I)
-_BREAK = re.compile(r"(?P<sentence>[.!?]\s|\n)|[,;:]\s|\b(?:and|but|then)\b")
+_BREAK = re.compile(
+    "(?P<sentence>[.!?]\\s|[\u3002\uff01\uff1f\\n])|[,;:]\\s|[\uff0c\u3001\uff1b]|\\b(?:and|but|then)\\b"
+)
 _SENTENCE, _CLAUSE, _BEFORE = 1000, 30, 5
 """Characters for which the end of a sentence or a clause counts, and a time that stands before the words it is of."""
 _REACH = 5000
@@ -129,7 +132,11 @@ def _times(question: str, text: str, day: date) -> Iterator[Time]:
             sentence = text[max(text.rfind(mark, 0, start) for mark in (". ", "! ", "? ")) + 1 : start]
             is_past = asks_of_past and not _IS_AHEAD.search(f"{question} {sentence}")
             is_free = all(end <= first or last <= start for first, last in taken)
-            if is_free and (said := resolve(match, day, is_past)):
+            said = None
+            if is_free:
+                with suppress(ValueError, OverflowError):  # no such day, or beyond the years 1 to 9999
+                    said = resolve(match, day, is_past)
+            if said:
                 taken.append((start, end))
                 yield Time(said, start, end, is_named and not match.groupdict().get("which"), is_loose)
 
@@ -149,23 +156,17 @@ def _named(match: re.Match[str], day: date, is_past: bool) -> str | None:
         gap, most, unit = (month - day.month, 6, 12) if "month" in parts else (number - day.day, 15, 1)
         shift = unit * ((gap < -most) - (gap > most))
     year, month = divmod(12 * year + month - 1 + shift, 12)
-    try:
-        named = date(year, month + 1, number or 1)
-    except ValueError:
-        return None
+    named = date(year, month + 1, number or 1)
     first = f"{parts['first']} to " if "first" in parts else ""
     return first + format_date(named) if number else f"{named:%B %Y}"
 
 
-def _move(day: date, unit: str, by: int) -> str | None:
-    """Return the day, month or year that is `by` units later; None beyond the years 1 to 9999."""
+def _move(day: date, unit: str, by: int) -> str:
+    """Return the day, month or year that is `by` units later."""
     years, month = divmod(day.month - 1 + by, 12)
-    try:
-        if unit in ("day", "week"):
-            return format_date(day + timedelta(days=by * (7 if unit == "week" else 1)))
-        return f"{date(day.year + years, month + 1, 1):%B %Y}" if unit == "month" else str(day.year + by)
-    except (OverflowError, ValueError):
-        return None
+    if unit in ("day", "week"):
+        return format_date(day + timedelta(days=by * (7 if unit == "week" else 1)))
+    return f"{date(day.year + years, month + 1, 1):%B %Y}" if unit == "month" else str(day.year + by)
 
 
 def _counted(sign: int) -> _Resolver:
@@ -244,9 +245,100 @@ _LOOSE = {
     rf"\b(?:every |each ){_WEEKDAY}\b|\b{_WEEKDAY}s\b": _quoted,
     rf"\b({_WEEKDAY})\b": _beside(),
 }
+_EAST_DAYS = {  # Chinese, Japanese, Korean
+    -3: "大前天",
+    3: "大[后後]天|글피",
+    -2: "前天|一昨日|おととい|그저께|그제(?!서)",
+    2: "[后後]天(?!性)|明後日|あさって|모레",
+    -1: "昨[天日晚夜]|きのう|어제",
+    1: "明[天晚早朝晩]|明日(?!香)|あした|내일",
+    0: "今[天日晚早朝晩夜]|きょう|오늘",
+}
+_EAST_YEARS = {-2: "一昨年|前年|おととし|재작년", -1: "去年|昨年|작년|지난해", 1: "[明来來]年|내년", 0: "今年|올해"}
+_EAST_MONTHS = {
+    -2: "上上[个個]?月|先々月|지지난 ?달",
+    2: "下下[个個]?月|再[来來]月|다다음 ?달",
+    -1: "上[个個]?月|先月|지난 ?달",
+    1: "下[个個]?月|[来來]月|다음 ?달",
+}
+_EAST_WEEKS = {
+    -2: "上上|先々|지지난",
+    2: "下下|再来|다다음",
+    -1: "上|先|지난|저번",
+    1: "下|来|來|다음",
+    0: "[这這本今]|이번",
+}
+_EAST_WEEKDAYS = ("一二三四五六日", "月火水木金土天", "월화수목금토일")
+_EAST_COUNTS = {digit: number for number, digit in enumerate("一二三四五六七八九十", 1)} | {"两": 2, "兩": 2}
+_EAST_CLOCK = (
+    r"(?P<clock>(?:の|的| )?(?:[上下]午|晚上|早上|中午|凌晨|午[前後]|[朝夜]|오전|오후|저녁|아침)? ?"
+    r"\d{1,2}(?:[点點时時]|시|:\d\d)(?:半|\d{1,2}分| ?반| ?\d{1,2}분)?)?"
+)
+
+
+def _east(day: date, text: str, *, parts: int = 3, clock: str | None = None) -> str:
+    """Format a day, its month or its year in the script of the words that name it."""
+    units = ("년", "월", "일") if re.search("[가-힣]", text) else ("年", "月", "日")
+    values = [f"{value}{unit}" for value, unit in zip((day.year, day.month, day.day), units, strict=True)]
+    return (" " if "년" in units else "").join(values[:parts]) + (clock or "").replace("の", "").replace("的", "")
+
+
+def _which(words: dict[int, str], said: str) -> int:
+    return next(by for by, form in words.items() if re.match(form, said))
+
+
+def _east_day(match: re.Match[str], day: date, is_past: bool) -> str:
+    return _east(day + timedelta(_which(_EAST_DAYS, match[0])), match[0], clock=match["clock"])
+
+
+def _east_weekday(match: re.Match[str], day: date, is_past: bool) -> str:
+    number = next(names.index(match["weekday"]) for names in _EAST_WEEKDAYS if match["weekday"] in names)
+    monday = day - timedelta(day.weekday())
+    shifted = monday + timedelta(7 * _which(_EAST_WEEKS, match[0]) + number)
+    return _east(shifted, match[0], clock=match["clock"])
+
+
+def _east_year(match: re.Match[str], day: date, is_past: bool) -> str:
+    month, number = (int(match[name] or 0) for name in ("month", "day"))
+    named = date(day.year + _which(_EAST_YEARS, match[0]), month or 1, number or 1)
+    return _east(named, match[0], parts=1 + bool(month) + bool(number))
+
+
+def _east_month(match: re.Match[str], day: date, is_past: bool) -> str:
+    years, month = divmod(day.month - 1 + _which(_EAST_MONTHS, match[0]), 12)
+    number = int(match["day"] or 0)
+    return _east(date(day.year + years, month + 1, number or 1), match[0], parts=2 + bool(number))
+
+
+def _east_counted(match: re.Match[str], day: date, is_past: bool) -> str:
+    count, unit = _EAST_COUNTS.get(match["count"]) or int(match["count"]), match["unit"]
+    count *= -1 if match["side"] in "前전" else 1
+    if unit[0] in "年년":
+        return _east(day.replace(year=day.year + count, day=1), match[0], parts=1)
+    if unit[-1] in "月월달":
+        years, month = divmod(day.month - 1 + count, 12)
+        return _east(date(day.year + years, month + 1, 1), match[0], parts=2)
+    return _east(day + timedelta(count * (1 if unit in "天日일" else 7)), match[0])
+
+
+def _any_of(words: dict[int, str]) -> str:
+    return "|".join(words.values())
+
+
+_EAST_DATE = r"(?:の| )?(?:(?P<month>\d{1,2}) ?[月월] ?(?:(?P<day>\d{1,2}) ?[日号號일])?)?"
+_EAST: dict[str, _Resolver] = {
+    rf"(?:{_any_of(_EAST_DAYS)}){_EAST_CLOCK}": _east_day,
+    rf"(?:{_any_of(_EAST_WEEKS)})(?:[个個])?(?:[周週]|星期|[礼禮]拜| ?주)[の ]?"
+    rf"(?P<weekday>[{''.join(_EAST_WEEKDAYS)}])(?:曜日?|요일)?{_EAST_CLOCK}": _east_weekday,
+    rf"(?:{_any_of(_EAST_YEARS)}){_EAST_DATE}": _east_year,
+    rf"(?:{_any_of(_EAST_MONTHS)})(?:[の ]*(?P<day>\d{{1,2}}) ?[日号號일])?": _east_month,
+    rf"(?P<count>\d{{1,2}}|[{''.join(_EAST_COUNTS)}]) ?(?P<unit>[天日일년年]|[周週]間?|[个個]?星期|주일?"
+    r"|[个個かヶケ]月|개월|달) ?之?(?P<side>[前后後전후뒤])(?![半后後])": _east_counted,
+}
 _FORMS = (
     *_compile(_NAMED, is_named=True),
     *_compile(_RELATIVE),
+    *_compile(_EAST),
     *_compile(_LOOSE, is_loose=True),
 )
 

@@ -506,9 +506,9 @@ _ASKS_FOR_DAY = re.compile(
     rf"|.*\bhow long ago\b|(?:\w+ )?(?:what|which) (?:day|date){_VERB}",
     re.I | re.S,
 )
-_ASKS_FOR_TIME = re.compile(  # other languages: a date in digits is read, but not "gestern"
+_ASKS_FOR_TIME = re.compile(  # of German, Spanish, French a date in digits is read, but not "gestern"
     rf"(?:\w+ )?(?:what|which) (?:month|year|time){_VERB}|\W*(?:\w+ )?(?:wann|cu[a\u00e1]ndo|quand)\b"
-    "|.*(?:\u4ec0[\u4e48\u9ebc][\u65f6\u6642]\u5019|\u3044\u3064(?!\u3082)|\uc5b8\uc81c)",
+    "|.*(?:什[么麼][时時]候|何时|哪一?天|几月几|幾月幾|いつ(?!も)|何日(?!間)|언제|며칠)",
     re.I | re.S,
 )
 
