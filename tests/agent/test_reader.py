@@ -281,7 +281,7 @@ def test_a_refusal_is_the_whole_of_a_short_reply():
     replies = json.loads((Path(__file__).parents[1] / "data" / "refusals.json").read_text(encoding="utf-8"))
     assert [text for text in replies["refusals"] if not is_abstention(text)] == []
     assert [text for text in replies["answers"] if is_abstention(text)] == []
-    assert not is_abstention("I don't know. " * 20)
+    assert not is_abstention("I don't know. " * 20) and not is_abstention("根据" + "没有关于" * 5000)
 
 
 def shown(*contents: str) -> tuple[Hit, ...]:
