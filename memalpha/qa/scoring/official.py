@@ -226,18 +226,21 @@ _BOXED = re.compile(r"\\boxed\{[\s(]*(?:\\text\{)?([a-z])(?![^\W_])")
 _BOLD = re.compile(r"(?:\*\*|__|`)\s*(?:option )?([a-z])(?:[.):]+(?:\s[^*_`]*)?)?\s*(?:\*\*|__|`)")
 _MARKUP = re.compile("\\\\(?:text|boxed)|[*`_$\"'{}\\\\\u2018-\u201d]")
 _OTHER_LETTER = r"\s*(?:[,/&]|,?\s*\b(?:or|and)\b)\s*\(?[a-z](?![^\W_])"
+_NO_DENIAL = (  # 不选A, 不应该选A, 没有选A, 无法选A
+    "(?<![不别別没沒])(?<!不[会會该該能可想应應])(?<!不应该)(?<!不應該)(?<![没沒]有)(?<![无無]法)"
+)
 _STATED = re.compile(
     r"\b(?:answer|i(?:d| would| will|ll)? (?:choose|pick|select|go with)|my (?:choice|pick)"
     r"|(?:correct|right|best) (?:answer|option|choice))(?: is| would be)?\s*:?\s*(?:option )?[(\[]?([a-z])"
     rf"(?=\s*(?:$|[)\].,:;!?\n\u2013\u2014-])| (?:because|since|as|for|but)\b)(?![)\]]?{_OTHER_LETTER})"
     r"|\b([a-z])[)\]]? is (?:the )?(?:correct|right|best)\b"
-    r"|(?<![不别別])(?:答案|答え|正解|选择?|選擇?|정답|답)(?:应该?)?(?:是|为|為|は|은)?\s*:?\s*[(\[]?([a-z])(?:选项|選項|번)?"
+    rf"|{_NO_DENIAL}(?:答案|答え|正解|选择?|選擇?|정답|답)(?:应该?)?(?:是|为|為|は|은)?\s*:?\s*[(\[]?([a-z])(?:选项|選項|번)?"
     rf"(?=\s*(?:$|[)\].,:;!。、\n]|です|입니다))(?![)\]]?(?:{_OTHER_LETTER}|、\s*[a-z](?![^\W_])))"
 )
 """A sentence that says which letter is the answer: "The answer is b because ..."."""
 _PREFIX = (
     r"(?:(?:the |my )?(?:final |correct |best |right )*(?:answer|option|choice)(?: is)?\s*:?\s*(?:option )?"
-    r"|its |it is |(?:[^\W\d_]+\s+){0,2}[^\W\d_]+\s*:\s*|(?:(?![不别別])[^\x00-\x7f]){1,12}\s*)"
+    r"|its |it is |(?:[^\W\d_]+\s+){0,2}[^\W\d_]+\s*:\s*|(?:(?![不别別没沒非除])[^\x00-\x7f]){1,12}\s*)"
 )
 _BARE = re.compile(
     rf"^{_PREFIX}?[(\[]?([a-z])[)\]]?(?:\u3067\u3059|\uc785\ub2c8\ub2e4)?[\s.,:;!\u3001\u3002]*$", re.MULTILINE
