@@ -392,7 +392,9 @@ def compare_turns(group: TrajectoryGroup) -> Iterator[TurnComparison]:
     task, trajectories = group.task, group.trajectories
     asked = [(question, task.asked_after(question)) for question in task.questions]
     if not trajectories[0].before:
-        states = [[MemoryState.empty(item.states[0].schema), *item.states] for item in trajectories]
+        after = trajectories[0].states[0]
+        empty = MemoryState.empty(after.schema, unique_contents=after.unique_contents)
+        states = [[empty, *item.states] for item in trajectories]
         yield TurnComparison(task, trajectories, 0, states, [(question, chunk + 1) for question, chunk in asked])
         return
     for index in range(len(task.chunks)):

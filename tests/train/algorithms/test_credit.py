@@ -27,6 +27,7 @@ from memalpha.train.algorithms.credit import (
     StateAnswer,
     call_sources,
     centred_costs,
+    compare_turns,
     question_advantages,
     route,
 )
@@ -197,6 +198,8 @@ def test_real_rollouts_are_credited_in_any_order(kind):
         groups = roll_out_chunks(engine, [ask_at_every_chunk(task) for task in tasks], range(2), 4, 1.0, seed=5, step=2)
     else:
         groups = engine.roll_out(tasks, 4, 1.0, seed=5, step=2)
+    compared = [states for group in groups for comparison in compare_turns(group) for states in comparison.states]
+    assert all(state.unique_contents for states in compared for state in states)
     one, _ = scorer().score(groups)
     turned = [replace(group, trajectories=group.trajectories[::-1]) for group in groups]
     other, _ = scorer().score(turned)
