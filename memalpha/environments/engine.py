@@ -489,7 +489,7 @@ class EpisodePool:
             with name_errors(f"{episode.where} raised", RewardError):
                 result: Any = results[index] if results else episode.environment.step(episode.reply)
             is_step = isinstance(result, tuple | list) and 1 <= len(result) <= len(Step._fields)
-            if not is_step or any(part and not isinstance(part, tuple | list) for part in result[3:]):
+            if not is_step or not all(isinstance(part, tuple | list) for part in result[3:]):
                 raise RewardError(
                     f"{episode.where}: step gave {brief_repr(result)}: (reward, done, next observation) is needed"
                 )

@@ -140,12 +140,18 @@ class Informed(Talk):
         return 1.0, False, "next", {"seconds": 1}
 
 
+class EmptyInformed(Talk):
+    def step(self, reply):
+        return 1.0, False, "next", {}
+
+
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
         (Broken, r"environment Broken, task .* raised KeyError: 'no dice'"),
         (Number, r"environment Number, task .*: step gave 1.0: \(reward, done, next"),
         (Informed, r"environment Informed, task .*: step gave \(1.0, .*: \(reward, done, next"),
+        (EmptyInformed, r"environment EmptyInformed, task .*: step gave \(1.0, .*: \(reward, done, next"),
     ],
 )
 def test_foreign_errors_and_results_name_environment_and_task(environment, message):
