@@ -1,4 +1,4 @@
-"""Chats exported by six apps, mails, transcripts and tables of messages as chunks of a day each, told apart by content.
+"""Chats exported by apps, mails, transcripts and tables of messages as chunks of a day each, told apart by content.
 
 Of **ChatGPT and Claude**, `conversations.json` is read: a task for each conversation. Read are the words of the user
 and of the assistant, on the branch that the app shows. Left out are hidden and system messages, tool calls and their
@@ -15,7 +15,7 @@ they are. An export of Slack, Instagram or Messenger is refused with a word on c
 continues the message before it. Left out are lines of the app (no name, or text behind a U+200E), placeholders of
 media, and up to five lines before the first message. Whether the day or the month comes first is decided over the whole
 file: by a number above 12, by the order of the messages, or by dots (the day). If both readings fit, the file is
-refused, and `dates=` says which holds.
+refused, and `dates=` says which holds. **KakaoTalk** and **LINE** write texts as well (`formats.kakaotalk`).
 
 Of a **table of messages** (`.csv`, `.tsv`) the columns of speakers, words, times and conversations are known by their
 names (`_COLUMNS`, of seven languages); a conversation is a task. The order of its dates is decided like WhatsApp's.
@@ -44,6 +44,7 @@ from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, split_lines, to_iso_time
 from memalpha.tasks.formats.files import iter_csv_rows, open_text, require_field
 from memalpha.tasks.formats.jsonl import MESSAGES, find_problems, iterate_lines, parse_unique
+from memalpha.tasks.formats.kakaotalk import read_day_text
 from memalpha.tasks.formats.mail import is_mail, read_mails
 from memalpha.tasks.formats.messages import (
     Utterance,
@@ -227,7 +228,9 @@ def load_exports(
     text = "" if is_table or is_of_mail else read_text(path)
     if (words := read_subtitles(text)) is not None:
         return [_pack_words(words, path, size)]
-    is_text = _is_chat_text(text, any_names=path.suffix.lower() == ".txt")
+    left_out = Counter[str]()
+    day_text = read_day_text(text, left_out)
+    is_text = day_text is None and _is_chat_text(text, any_names=path.suffix.lower() == ".txt")
     value = None if is_text else parse_json_or_none(text)
     items = value if isinstance(value, list) else [value]
     first = next((item for item in items if isinstance(item, Mapping)), {})
@@ -235,10 +238,16 @@ def load_exports(
     if columns is not None:
         conversations, needed = _read_table(path, columns, dates), "row has a speaker and words"
     elif is_of_mail:
-        left_out = Counter[str]()
         mails = read_mails(path, left_out)
         conversations = [_Conversation(path.stem, {"source": "mail"}, mails, left_out, str(path))]
         needed = "mail has words"
+    elif day_text is not None:
+        source, messages = day_text
+        places = [(f"{path}:{message.line}", None) for message in messages]
+        times = _read_cells([message.time for message in messages], places, path, dates)
+        said = [(message.speaker, message.words, time) for message, time in zip(messages, times, strict=True)]
+        conversations = [_Conversation(path.stem, {"source": source}, said, left_out, str(path))]
+        needed = "message has words of a person"
     elif is_text:
         conversations, needed = [_read_whatsapp(text, path, dates)], "message has words of a person"
     elif "mapping" in first or "chat_messages" in first:
@@ -612,8 +621,6 @@ def _read_whatsapp(text: str, path: Path, dates: str | None) -> _Conversation:
 
     Raises `DataError` if a date does not exist, or the order of dates stays open.
     """
-    if dates is not None and dates not in DATE_ORDERS:
-        raise DataError(f"dates={dates}: use {' or '.join(DATE_ORDERS)}")
     messages = list(_parse(text, str(path)))
     times = _resolve_times(messages, path, dates)
     before = text.split("\n")[: messages[0].line - 1]
@@ -723,6 +730,8 @@ def _placeholder_kind(line: str, *, is_of_app: bool = True) -> str | None:
 
 def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) -> list[datetime]:
     """Return the time of each message in the one order of dates that fits the whole file."""
+    if dates is not None and dates not in DATE_ORDERS:
+        raise DataError(f"dates={dates}: use {' or '.join(DATE_ORDERS)}")
     orders = DATE_ORDERS if dates is None else (dates,)
     readings: list[list[datetime]] = []
     problem = (0, "")
