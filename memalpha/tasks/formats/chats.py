@@ -8,7 +8,8 @@ each becomes U+FFFD.
 
 Of **Telegram** (`result.json`, "machine-readable JSON", of one chat or of all, also those that were left) and
 **Discord** (the JSON that DiscordChatExporter writes) the messages with words are read. Forwarded ones say whose words
-they are. An export of Slack, Instagram or Messenger is refused with a word on converting it.
+they are. A second person of one name, by his id, is `Ana (2)`.
+An export of Slack, Instagram or Messenger is refused with a word on converting it.
 
 **WhatsApp** on a phone writes two forms: `[24/05/2024, 21:05:09] Ana: text` (iOS) and `24/05/2024, 21:05 - Ana: text`
 (Android). Order, separators, seconds and the 12-hour clock follow the phone's language. A line without such a head
@@ -18,7 +19,8 @@ file: by a number above 12, by the order of the messages, or by dots (the day). 
 refused, and `dates=` says which holds. **KakaoTalk** and **LINE** write texts as well (`formats.kakaotalk`).
 
 Of a **table of messages** (`.csv`, `.tsv`) the columns of speakers, words, times and conversations are known by their
-names (`_COLUMNS`, of seven languages); a conversation is a task. The order of its dates is decided like WhatsApp's.
+names (`_COLUMNS`, of seven languages); a conversation is a task. Beside `sender` or `sender_name`, ids in `sender_id`
+tell people apart. The order of its dates is decided like WhatsApp's.
 
 What an export loses is counted in `Task.meta["left_out"]`: media, deleted messages, notices of WhatsApp, calls of
 tools, and edited branches, which are replies and questions that were replaced by others. WhatsApp names media, deleted
@@ -52,6 +54,7 @@ from memalpha.tasks.formats.messages import (
     is_message_file,
     is_messages,
     load_messages,
+    name_speaker,
     pack_days,
     parse_message,
 )
@@ -488,6 +491,7 @@ def _read_messenger(value: Mapping[str, Any], path: Path) -> Iterator[_Conversat
     if isinstance(left, Mapping) and isinstance(left.get("list"), list):
         fields.append("left_chats")
     ids: set[str] = set()
+    owners: dict[str, object] = {}  # of the whole file: its chats may go into one memory
     chats = [
         (f"{path}: {field}.list[{index}].", chat)
         for field in fields
@@ -500,10 +504,12 @@ def _read_messenger(value: Mapping[str, Any], path: Path) -> Iterator[_Conversat
             continue
         ids.add(id)
         meta, left_out = {"source": "telegram" if "guild" not in chat else "discord"}, Counter[str]()
-        yield _Conversation(id, meta, _read_posts(messages, location, left_out), left_out, location)
+        yield _Conversation(id, meta, _read_posts(messages, location, left_out, owners), left_out, location)
 
 
-def _read_posts(messages: Sequence[Any], location: str, left_out: Counter[str]) -> Iterator[Utterance]:
+def _read_posts(
+    messages: Sequence[Any], location: str, left_out: Counter[str], owners: dict[str, object]
+) -> Iterator[Utterance]:
     for number, message in enumerate(messages):
         place = f"{location}messages[{number}]"
         if not isinstance(message, Mapping):
@@ -519,10 +525,14 @@ def _read_posts(messages: Sequence[Any], location: str, left_out: Counter[str]) 
             left_out[kind] += 1
             continue
         if "forwarded_from" in message:  # another's words
-            text = f"[forwarded from {_one_line(message['forwarded_from'] or 'somebody')}] {text}"
+            source = name_speaker(
+                _one_line(message["forwarded_from"] or "somebody"), message.get("forwarded_from_id"), owners
+            )
+            text = f"[forwarded from {source}] {text}"
         name = author.get("nickname") or author.get("name") or message.get("from") or "Deleted account"
+        name = name_speaker(_one_line(name), author.get("id") if is_discord else message.get("from_id"), owners)
         date = message.get("timestamp" if is_discord else "date")
-        fields = {"role": "user", "name": _one_line(name), "content": NO_TEXT.sub("\ufffd", text), "timestamp": date}
+        fields = {"role": "user", "name": name, "content": NO_TEXT.sub("\ufffd", text), "timestamp": date}
         yield parse_message(fields, place)
 
 
@@ -793,6 +803,9 @@ def _find_columns(path: Path) -> dict[str, str] | None:
             for kind, words in _COLUMNS.items()
             if (known := [w for w in words.split() if w in names])
         }
+        stem = re.sub("_?name$", "", re.sub("[ _-]+", "_", columns.get("speaker", "").lower()))
+        if (id_column := names.get(f"{stem}_id", names.get(f"{stem}id"))) and stem:
+            columns["id"] = id_column
         is_named = columns.get("speaker", "").lower() != "name" or "day" in columns  # things have names, too
         if columns.keys() >= {"speaker", "text"} and is_named and _TASK_COLUMNS.isdisjoint(names):
             return {"separator": mark, **columns}
@@ -801,7 +814,8 @@ def _find_columns(path: Path) -> dict[str, str] | None:
 
 def _read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> list[_Conversation]:
     """Return the conversations of a table of messages; raises `DataError` for a time of no known form."""
-    used = [columns[kind] for kind in _COLUMNS if kind in columns]
+    used = [name for kind, name in columns.items() if kind != "separator"]
+    owners: dict[str, object] = {}
     rows = list(iter_csv_rows(path, used, columns["separator"]))
     times = _read_cells(
         [" ".join(row[columns[k]] for k in ("day", "clock") if k in columns) for _, row in rows], rows, path, dates
@@ -813,7 +827,10 @@ def _read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> li
         speaker, text = _one_line(row[columns["speaker"]]), row[columns["text"]].strip()
         left_out["empty messages"] += not text
         left_out["other cells"] += sum(bool(cell.strip()) for name, cell in row.items() if name not in used)
-        utterances.append((speaker or "unknown", text, time))
+        speaker = name_speaker(
+            speaker or "unknown", (row[columns["id"]].strip() if "id" in columns else "") or None, owners
+        )
+        utterances.append((speaker, text, time))
     return [
         _Conversation(id, {"source": "table"}, utterances, left_out, str(path))
         for id, (utterances, left_out) in conversations.items()

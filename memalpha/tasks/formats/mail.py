@@ -1,6 +1,7 @@
 """Mails: one (`.eml`) or a mailbox (`.mbox`), as Gmail, Thunderbird and Apple Mail save them.
 
-A mail is a message of its author at its date, with the subject before its words. Mails are read in the order of their
+A mail is a message of its author at its date, with the subject before its words. Another address behind a name that
+was read before is named: `Ana (ana@example.org)`. Mails are read in the order of their
 dates. Read is the plain text, or the words of the HTML. Lines that quote a mail of the same file are left out and
 counted; other quotations stay, with their `>`. Attached files are counted.
 """
@@ -22,6 +23,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import NamedTuple
 
+from memalpha.tasks.formats.messages import name_speaker
 from memalpha.text_files import NO_TEXT
 
 _START = re.compile(rb"(?:\xef\xbb\xbf|From .*\r?\n)?(?:[\w-]+:.*\r?\n(?:[ \t].*\r?\n)*)+")
@@ -54,10 +56,11 @@ def is_mail(path: Path) -> bool:
 
 
 class _Mail(NamedTuple):
-    """Hold a mail: date in UTC, author, subject, words, its id and those of the mails that it answers."""
+    """Hold a mail: date in UTC, author, his address, subject, words, its id and those of the mails that it answers."""
 
     date: datetime
     author: str
+    address: str
     subject: str
     words: str
     id: str
@@ -81,9 +84,10 @@ def read_mails(path: Path, left_out: Counter[str]) -> list[tuple[str, str, str |
             left_out["unreadable mails"] += 1
             continue
         date = date or (mails[-1].date if mails else datetime.min)
-        mails.append(_Mail(date, author or "unknown", subject, words, id, answered))
+        mails.append(_Mail(date, author or "unknown", address.lower(), subject, words, id, answered))
     mails.sort(key=lambda mail: mail.date)
     known: dict[str, str] = {}  # words with quotations on one line, by the id
+    owners: dict[str, object] = {}
     letters: list[tuple[str, str, str | None]] = []
     for mail in mails:
         words, quotes = _drop_quotes(mail.words, " ".join(known.get(id, "") for id in mail.answered))
@@ -91,7 +95,9 @@ def read_mails(path: Path, left_out: Counter[str]) -> list[tuple[str, str, str |
         left_out["quoted lines"] += quotes
         time = mail.date.isoformat() if mail.date > datetime.min else None
         text = NO_TEXT.sub("\ufffd", f"{mail.subject}\n{words}".strip())
-        letters.append((NO_TEXT.sub("\ufffd", mail.author), text, time))
+        address = mail.address if "@" in mail.address else ""
+        author = name_speaker(mail.author, address or None, owners, address)
+        letters.append((NO_TEXT.sub("\ufffd", author), text, time))
     return letters
 
 

@@ -43,6 +43,22 @@ _OTHER_BLOCKS = frozenset(
 )
 
 
+def name_speaker(name: str, id: object, owners: dict[str, object], detail: str = "") -> str:
+    """Return a speaker's name as it was shown, told apart from that of somebody with another id: `Ana (2)`.
+
+    Args:
+        name: Name as it was shown.
+        id: Id of the speaker; None if it is not known.
+        owners: Ids of the names that were returned so far; the name is added.
+        detail: Words in the place of the number.
+    """
+    label, number = name, 1
+    while id is not None and owners.setdefault(label, id) != id:
+        number += 1
+        label = f"{name} ({detail if detail and number == 2 else number})"
+    return label
+
+
 def is_messages(value: object) -> TypeGuard[Messages]:
     """Return True for a non-empty list or tuple that begins with a mapping."""
     return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], Mapping)

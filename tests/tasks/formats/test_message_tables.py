@@ -50,6 +50,14 @@ def test_days_clocks_chats_and_what_is_left_out(tmp_path):
     assert read_chunks(tmp_path / "b.csv", "2024-05-01")[0].timestamp == "2024-05-01"
 
 
+@pytest.mark.parametrize("header", ["AuthorID,Author,Content", "sender_id,sender_name,text", "user id,User,message"])
+def test_ids_tell_people_of_one_name_apart(tmp_path, header):
+    [task], turns = read(tmp_path / "a.csv", f"{header}\n1,Ana,Hi\n2,Ana,Ho\n1,Anna,Ha\n,Ana,He\n")
+    assert [turn[1] for turn in turns] == ["Ana", "Ana (2)", "Anna", "Ana"] and "left_out" not in task.meta
+    bot = "user_id,sender,text\n1,bot,Hi\n2,bot,Ho\n"  # the ids are those of customers
+    assert [turn[1] for turn in read(tmp_path / "a.csv", bot)[1]] == ["bot", "bot"]
+
+
 def test_what_no_table_of_messages_can_hold_is_said(tmp_path):
     for text, says in (
         ("from,date,message\nAna,2024-05-24,Hi\nBo,soon,Ho\n", r"a\.csv:3: 'soon' is no date or time in a known form"),

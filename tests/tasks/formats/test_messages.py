@@ -156,6 +156,28 @@ def test_chats_of_telegram_and_discord(tmp_path):
     assert [turn.speaker for turn in task.chunks[0].turns] == ["bo"] and task.meta["source"] == "discord"
 
 
+def test_people_of_one_name_are_told_apart_by_their_ids(tmp_path):
+    def said(id, name="Ana", **fields):
+        return post("hi", from_id=id, **{"from": name}, **fields)
+
+    file = tmp_path / "result.json"
+    mine = telegram(said("u1"), said("u2"), said("u1", "Anna"), said("u2"), said("u3", None), said("u4", None))
+    other = telegram(said("u2"), said("u5", "Bo", forwarded_from="Ana", forwarded_from_id="u2"), said(None), id=8)
+    file.write_text(json.dumps({"chats": {"list": [mine, other]}}))
+    first, second = ([(turn.speaker, turn.text) for turn in task.chunks[0].turns] for task in load_tasks(file))
+    assert [speaker for speaker, _ in first] == [
+        *("Ana", "Ana (2)", "Anna", "Ana (2)", "Deleted account", "Deleted account (2)")
+    ]
+    assert second == [("Ana (2)", "hi"), ("Bo", "[forwarded from Ana (2)] hi"), ("Ana", "hi")]
+    time = "2024-05-01T10:00:00+00:00"
+    messages = [
+        {"type": "Default", "timestamp": time, "content": "hi", "author": {"id": id, "name": id, "nickname": "bo"}}
+        for id in ("1", "2", "1")
+    ]
+    file.write_text(json.dumps({"guild": {}, "channel": {}, "messages": messages}))
+    assert [turn.speaker for turn in load_tasks(file)[0].chunks[0].turns] == ["bo", "bo (2)", "bo"]
+
+
 @pytest.mark.parametrize(
     ("origin", "text"),
     [
