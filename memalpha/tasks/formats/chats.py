@@ -20,7 +20,8 @@ refused, and `dates=` says which holds. **KakaoTalk** and **LINE** write texts a
 
 Of a **table of messages** (`.csv`, `.tsv`) the columns of speakers, words, times and conversations are known by their
 names (`_COLUMNS`, of seven languages); a conversation is a task. Beside `sender` or `sender_name`, ids in `sender_id`
-tell people apart. The order of its dates is decided like WhatsApp's.
+tell people apart. Messages that stand newest first are put in the order of time. The order of the numbers in its dates
+is decided like WhatsApp's.
 
 What an export loses is counted in `Task.meta["left_out"]`: media, deleted messages, notices of WhatsApp, calls of
 tools, and edited branches, which are replies and questions that were replaced by others. WhatsApp names media, deleted
@@ -757,11 +758,12 @@ def _resolve_times(messages: Sequence[_Message], path: Path, dates: str | None) 
         raise DataError(f"{path}:{problem[0]}: there is no date {problem[1]}, {orders_read}")
     if len(readings) == 1 or readings[0] == readings[1]:
         return readings[0]
-    in_order = [times for times in readings if all(a.date() <= b.date() for a, b in pairwise(times))]
-    if len(in_order) == 1:
-        return in_order[0]
-    if messages[0].separator == ".":  # with dots, every language writes the day before the month
-        return readings[0]
+    for step in (1, -1):  # tables may stand newest first
+        in_order = [times for times in readings if all(a.date() <= b.date() for a, b in pairwise(times[::step]))]
+        if len(in_order) == 1:
+            return in_order[0]
+        if messages[0].separator == ".":  # with dots, every language writes the day before the month
+            return readings[0]
     raise DataError(
         f"{path}: the dates may begin with the day or the month ({'/'.join(messages[0].date)} on line "
         f"{messages[0].line}): say which with dates=day-first or dates=month-first; memalpha read takes the task file "
@@ -832,9 +834,16 @@ def _read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> li
         )
         utterances.append((speaker, text, time))
     return [
-        _Conversation(id, {"source": "table"}, utterances, left_out, str(path))
+        _Conversation(id, {"source": "table"}, _put_oldest_first(utterances), left_out, str(path))
         for id, (utterances, left_out) in conversations.items()
     ]
+
+
+def _put_oldest_first(utterances: list[Utterance]) -> list[Utterance]:
+    """Return utterances in the order of time if they stand newest first."""
+    times = [parse_iso_time(time).replace(tzinfo=None) for _, _, time in utterances if time is not None]
+    steps = [(a > b) - (a < b) for a, b in pairwise(times)]
+    return utterances[::-1] if steps.count(1) > 9 * steps.count(-1) else utterances
 
 
 def _read_cells(

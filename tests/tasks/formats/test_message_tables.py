@@ -50,6 +50,28 @@ def test_days_clocks_chats_and_what_is_left_out(tmp_path):
     assert read_chunks(tmp_path / "b.csv", "2024-05-01")[0].timestamp == "2024-05-01"
 
 
+def test_messages_that_stand_newest_first_are_put_in_order(tmp_path):
+    rows = [
+        "a,2024-05-25,Bo,5",
+        "b,2024-05-24,Ana,x",
+        "a,2024-05-24,Ana,4",
+        "a,,Ana,3",
+        "a,2024-05-23,Bo,2",
+        "a,2024-05-23,Bo,1",
+    ]
+    turns = read(tmp_path / "a.csv", "\n".join(["chat,date,from,message", *rows, "b,2024-05-25,Ana,y"]))[1]
+    assert [text for _, _, text in turns] == ["1", "2", "3", "4", "5", "x", "y"]
+    for clocks, is_newest_first in (
+        ((9, 8, 9, 8), False),
+        ((9, 8, 7, 6, 5, 4, 3, 2, 3, 2, 1, 0), True),
+    ):  # summer's end
+        table = "".join(f"2024-10-27 0{clock}:00,Bo,{n}\n" for n, clock in enumerate(clocks))
+        numbers = [int(text) for _, _, text in read(tmp_path / "a.csv", f"date,from,message\n{table}")[1]]
+        assert numbers == sorted(numbers, reverse=is_newest_first)
+    months = "from,date,message\nBo,2/5/2024,c\nAna,1/6/2024,b\nBo,12/5/2023,a\n"
+    assert [turn[0] for turn in read(tmp_path / "a.csv", months)[1]] == ["2023-12-05", "2024-01-06", "2024-02-05"]
+
+
 @pytest.mark.parametrize("header", ["AuthorID,Author,Content", "sender_id,sender_name,text", "user id,User,message"])
 def test_ids_tell_people_of_one_name_apart(tmp_path, header):
     [task], turns = read(tmp_path / "a.csv", f"{header}\n1,Ana,Hi\n2,Ana,Ho\n1,Anna,Ha\n,Ana,He\n")
