@@ -8,8 +8,9 @@ each becomes U+FFFD.
 
 Of **Telegram** (`result.json`, "machine-readable JSON", of one chat or of all, also those that were left) and
 **Discord** (the JSON that DiscordChatExporter writes) the messages with words are read. Forwarded ones say whose words
-they are. A second person of one name, by his id, is `Ana (2)`.
-An export of Slack, Instagram or Messenger is refused with a word on converting it.
+they are. A second person of one name, by his id, is `Ana (2)`. Read are also the messages of **Slack**
+(a day, or the folder of a channel), **Instagram** and **Messenger** (`message_1.json`, whose letters are mended) and
+**Google Chat** (`messages.json` of Takeout).
 
 **WhatsApp** on a phone writes two forms: `[24/05/2024, 21:05:09] Ana: text` (iOS) and `24/05/2024, 21:05 - Ana: text`
 (Android). Order, separators, seconds and the 12-hour clock follow the phone's language. A line without such a head
@@ -31,13 +32,14 @@ and edited messages in the phone's language. Nine languages are known; on an iPh
 from __future__ import annotations
 
 import csv
+import html
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import pairwise
+from itertools import pairwise, repeat
 from pathlib import Path
 from shlex import quote
 from types import NoneType
@@ -170,6 +172,12 @@ def load_chat_folder(path: Path, dates: str | None = None) -> list[Task]:
     files = _visible_files(path)
     if dates is not None and not any(file.suffix.lower() == ".txt" for file in files):
         raise DataError(f"{path}: dates belongs to chats exported as text, and the folder has none")
+    if files and all(_SLACK_DAY.fullmatch(file.name) for file in files):  # a day of a channel each
+        days = [parse_json(read_text(file), str(file)) for file in files]
+        messages = [message for day in days if isinstance(day, list) for message in day]
+        if messages and isinstance(messages[0], Mapping) and _is_slack(messages[0]):
+            tasks = _pack_conversations([_slack_channel(messages, path)], "message has words", path)
+            return [with_turn_ids(task) for task in tasks]
     file_of: dict[str, Path] = {}
     tasks: list[Task] = []
     for file in files:
@@ -256,15 +264,24 @@ def load_exports(
         conversations, needed = [_read_whatsapp(text, path, dates)], "message has words of a person"
     elif "mapping" in first or "chat_messages" in first:
         conversations, needed = _read_assistant(value, path), "conversation has words of a user or an assistant"
-    elif first.keys() >= {"type", "ts"} and "role" not in first:
-        raise DataError(f"{path}: a day of a Slack export, which names its people by ids: write {MESSAGES}")
-    elif isinstance(value, Mapping) and "participants" in value and _is_of_meta(value.get("messages")):
-        problem = "an export of Instagram or Messenger, newest message first and in letters that were encoded twice"
-        raise DataError(f"{path}: {problem} (text.encode('latin-1').decode() mends them): write {MESSAGES}")
+    elif _is_slack(first):
+        conversations, needed = [_slack_channel(items, path)], "message has words"
+    elif isinstance(value, Mapping) and (read := _find_reader(value)):
+        source, read_messages = read
+        said = read_messages(value["messages"], path, left_out)
+        conversations = [_Conversation(path.stem, {"source": source}, said, left_out, str(path))]
+        needed = "message has words"
     elif isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or _is_messenger_chat(value)):
         conversations, needed = _read_messenger(value, path), "message has words"
     else:
         return None
+    return _pack_conversations(conversations, needed, path, size, exact_times)
+
+
+def _pack_conversations(
+    conversations: Iterable[_Conversation], needed: str, path: Path, size: int = CHUNK, exact_times: bool = False
+) -> list[Task]:
+    """Return conversations as tasks. Raises `DataError` if two have one id, or none has words."""
     tasks: dict[str, Task] = {}
     for id, meta, utterances, left_out, location, start in conversations:
         if chunks := pack_days(utterances, timestamp=start, size=size, exact_times=exact_times):
@@ -471,11 +488,6 @@ def _from_iso(value: Any, location: str) -> str | None:
 # --------------------------------------------------------------------------------------------------- Telegram, Discord
 
 
-def _is_of_meta(messages: object) -> bool:
-    """Return True for the messages of an export of Instagram or Messenger."""
-    return isinstance(messages, list) and any(isinstance(m, Mapping) and "sender_name" in m for m in messages)
-
-
 def _is_messenger_chat(value: Mapping[str, Any]) -> bool:
     """Return True for a chat of Telegram or Discord: messages with a date and an author instead of a role."""
     items = value.get("messages")
@@ -539,6 +551,121 @@ def _read_posts(
 
 def _one_line(name: object) -> str:
     return " ".join(NO_TEXT.sub("\ufffd", str(name)).split())
+
+
+# ----------------------------------------------------------------------------- Slack, Instagram, Messenger, Google Chat
+
+_SLACK_WORDS = (None, "bot_message", "file_share", "me_message", "thread_broadcast")
+_SLACK_NAMES = ("display_name", "real_name", "name")
+_SLACK_DAY = re.compile(r"\d{4}-\d\d-\d\d\.json")
+_SLACK_LINK = re.compile(r"<([@#!]?)([^<>|]+)(?:\|([^<>]*))?>")
+_META_MEDIA = ("photos", "videos", "audio_files", "gifs", "files", "sticker", "share")
+_META_NOTE = re.compile(r"Reacted .{1,12} to your message ?|Liked a message|.{1,80} sent an attachment\.")
+_GOOGLE_TIMES = ("%A, %B %d, %Y at %I:%M:%S %p UTC", "%A, %d %B %Y at %H:%M:%S UTC")
+
+
+def _is_slack(message: Mapping[str, Any]) -> bool:
+    return message.keys() >= {"type", "ts"} and "role" not in message
+
+
+def _slack_channel(messages: Sequence[Any], path: Path) -> _Conversation:
+    """Return the messages of a Slack channel: of a day (a file), or of all days (their folder)."""
+    left_out = Counter[str]()
+    return _Conversation(path.stem, {"source": "slack"}, _read_slack(messages, path, left_out), left_out, str(path))
+
+
+def _read_slack(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> Iterator[Utterance]:
+    """Yield the messages of Slack; names come from the profiles in them."""
+    ids = [require_field(m, "user", (str, NoneType), f"{path}: [{number}]") for number, m in enumerate(messages)]
+    profiles = [message.get("user_profile") or message.get("bot_profile") for message in messages]
+    shown = [next((p[k] for k in _SLACK_NAMES if p.get(k)), None) if isinstance(p, Mapping) else None for p in profiles]
+    names = {id: name for id, name in zip(ids, shown, strict=True) if name}
+    owners: dict[str, object] = {}
+
+    def write_link(match: re.Match[str]) -> str:
+        mark, target, label = match.groups()
+        if target in names:
+            return f"@{name_speaker(_one_line(names[target]), target, owners)}"
+        return f"{mark.replace('!', '@')}{label or target}"
+
+    for number, (message, id, name) in enumerate(zip(messages, ids, shown, strict=True)):
+        text = require_field(message, "text", (str, NoneType), f"{path}: [{number}]") or ""
+        is_said = message.get("subtype") in _SLACK_WORDS
+        left_out["media"] += bool(message.get("files"))
+        left_out["notices"] += not is_said
+        if not is_said or not text.strip():
+            continue
+        name = name or names.get(id) or message.get("username") or (id if names else None)
+        if name is None:
+            raise DataError(f"{path}: a Slack export without profiles, which names its people by ids: write {MESSAGES}")
+        speaker = name_speaker(_one_line(name), id, owners)
+        text = _SLACK_LINK.sub(write_link, text)
+        time = _from_unix(parse_json_or_none(str(message.get("ts"))), f"{path}: [{number}].ts")
+        yield speaker, NO_TEXT.sub("\ufffd", html.unescape(text)), time
+
+
+def _find_reader(value: Mapping[str, Any]) -> tuple[str, Callable[..., Iterator[Utterance]]] | None:
+    """Return source and reader of the messages of Instagram and Messenger, or of Google Chat; None for others."""
+    messages = value.get("messages")
+    if is_messages(messages):
+        if "participants" in value and "sender_name" in messages[0]:
+            return "messenger", _read_meta
+        if "created_date" in messages[0]:
+            return "google-chat", _read_google_chat
+    return None
+
+
+def _read_meta(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> Iterator[Utterance]:
+    """Yield the messages of Instagram or Messenger, which stand newest first, by time."""
+    places = [f"{path}: messages[{number}]" for number in range(len(messages))]
+    times = [require_field(*item) for item in zip(messages, repeat("timestamp_ms"), repeat(int), places)]
+    for number in sorted(range(len(messages)), key=lambda number: (times[number], -number)):
+        message = messages[number]
+        fields = (require_field(message, key, (str, NoneType), places[number]) for key in ("sender_name", "content"))
+        name, text = (_mend_letters(field or "") for field in fields)
+        has_media = any(message.get(field) for field in _META_MEDIA)
+        left_out["media"] += has_media
+        if message.get("is_unsent"):
+            left_out["deleted messages"] += 1
+        elif "call_duration" in message or _META_NOTE.fullmatch(text):
+            left_out["notices"] += not has_media
+        else:
+            time = _from_unix(times[number] / 1000, f"{places[number]}.timestamp_ms")
+            yield _one_line(name) or "unknown", NO_TEXT.sub("\ufffd", text), time
+
+
+def _mend_letters(text: str) -> str:
+    """Return a text of Meta, each byte of which was written as a letter of Latin-1."""
+    with suppress(UnicodeError):
+        return text.encode("latin-1").decode()
+    return text
+
+
+def _read_google_chat(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> Iterator[Utterance]:
+    """Yield the messages of Google Chat (Takeout)."""
+    owners: dict[str, object] = {}
+    for number, message in enumerate(messages):
+        place = f"{path}: messages[{number}]"
+        text = require_field(message, "text", (str, NoneType), place) or ""
+        left_out["media"] += bool(message.get("attached_files"))
+        left_out["deleted messages"] += message.get("message_state") == "DELETED"
+        if not text.strip():
+            continue
+        creator, date = (
+            require_field(message, "creator", dict, place),
+            require_field(message, "created_date", str, place),
+        )
+        time = None
+        for form in _GOOGLE_TIMES:
+            with suppress(ValueError):
+                time = datetime.strptime(" ".join(date.split()), form).isoformat()
+        if time is None:
+            raise DataError(
+                f"{place}.created_date: {date!r} is no date in a known form: Friday, May 3, 2024 at 2:31:05 PM UTC"
+            )
+        email = creator.get("email") or None
+        name = name_speaker(_one_line(creator.get("name") or email or "unknown"), email, owners, str(email))
+        yield name, NO_TEXT.sub("\ufffd", text), time
 
 
 # ------------------------------------------------------------------------------------------------------------ WhatsApp

@@ -157,7 +157,7 @@ def test_chats_of_telegram_and_discord(tmp_path):
 
 
 def test_people_of_one_name_are_told_apart_by_their_ids(tmp_path):
-    def said(id, name="Ana", **fields):
+    def said(id: str | None, name: str | None = "Ana", **fields):
         return post("hi", from_id=id, **{"from": name}, **fields)
 
     file = tmp_path / "result.json"
@@ -209,8 +209,12 @@ def test_chats_that_were_left_may_be_none_or_listed_twice(tmp_path, left):
         (telegram(), "no message has words"),
         ([{"type": "message", "bot_id": "B1", "text": "hi", "ts": "1355517523.0"}], "Slack export.*write messages in"),
         (
+            {"messages": [{"creator": {"name": "Ana"}, "created_date": "soon", "text": "hi"}]},
+            "'soon' is no date in a known",
+        ),
+        (
             {"participants": [], "messages": [{"sender_name": "Ana", "content": "hi"}], "title": "Ana"},
-            "an export of Instagram or Messenger, newest message first.*write messages in",
+            r"messages\[0\]: field 'timestamp_ms' is missing",
         ),
         (
             [{"conversations": [{"from": "human", "value": "hi"}]}],
@@ -245,3 +249,81 @@ def test_a_conversation_a_line_may_have_an_id_and_a_time_and_no_other_field(tmp_
     own = {"title": "x", "participants": ["a"], "messages": line["messages"]}
     (tmp_path / "own.json").write_text(json.dumps(own))
     assert load_tasks(tmp_path / "own.json")[0].chunks[0].turns[0].text == "Hi"  # no export of Instagram
+
+
+def said_in(path: Path):
+    [task] = load_tasks(path)
+    return task, [(chunk.timestamp, turn.speaker, turn.text) for chunk in task.chunks for turn in chunk.turns]
+
+
+def test_a_chat_of_messenger_is_read_by_time_with_its_letters_mended(tmp_path):
+    def sent(seconds, text=None, name="J\u00c3\u00b8rn", **fields):
+        return {"sender_name": name, "timestamp_ms": 1_714_746_660_000 + seconds * 1000, "content": text, **fields}
+
+    messages = [
+        sent(9, "Reacted \u00e2\u009d\u00a4 to your message "),
+        sent(8, "Ana sent an attachment.", share={"link": "http://x"}),
+        sent(5, "The call ended.", call_duration=3),
+        sent(4, None, photos=[{"uri": "a.jpg"}]),
+        sent(3, "sm\u00c3\u00b8r?", is_unsent=True),
+        sent(2, "\u00c3\u0085 ja \u00f0\u009f\u0098\u0080", photos=[{"uri": "b.jpg"}]),
+        sent(1, "Já?", "Ana"),
+        sent(1, "Cafe", ""),
+    ]
+    file = tmp_path / "message_1.json"
+    file.write_text(json.dumps({"participants": [{"name": "Ana"}], "messages": messages, "title": "Ana"}))
+    task, turns = said_in(file)
+    time = "2024-05-03T14:31:01"
+    assert turns == [(time, "unknown", "Cafe"), (time, "Ana", "Já?"), (time, "Jørn", "Å ja 😀")]
+    assert task.meta["source"] == "messenger"
+    assert task.meta["left_out"] == {"media": 3, "deleted messages": 1, "notices": 2}
+
+
+def test_a_chat_of_google(tmp_path):
+    def sent(text, email, date="Friday, May 3, 2024 at 2:31:05\u202fPM UTC", **fields):
+        return {"creator": {"name": "Ana", "email": email}, "created_date": date, "text": text, **fields}
+
+    messages = [
+        sent("Hi", "a@x.org"),
+        sent("Ho", "b@x.org", attached_files=[{}]),
+        {"created_date": "Friday, May 3, 2024 at 2:32:05\u202fPM UTC", "message_state": "DELETED"},
+        sent("Ha", "a@x.org", "Saturday, 4 May 2024 at 14:31:05 UTC"),
+    ]
+    (tmp_path / "messages.json").write_text(json.dumps({"messages": messages}))
+    task, turns = said_in(tmp_path / "messages.json")
+    time = "2024-05-03T14:31:05"
+    assert turns == [(time, "Ana", "Hi"), (time, "Ana (b@x.org)", "Ho"), ("2024-05-04T14:31:05", "Ana", "Ha")]
+    assert task.meta == {"source": "google-chat", "left_out": {"media": 1, "deleted messages": 1}}
+
+
+def test_a_channel_of_slack_is_a_day_or_its_folder(tmp_path):
+    def sent(text, user, seconds=0, **fields):
+        ts = f"{1_714_746_665 + seconds}.000200"
+        return {"type": "message", "text": text, "user": user, "ts": ts, **fields}
+
+    profile = {"display_name": "", "real_name": "Ana"}
+    text = "Ask <@U2> &amp; <!here> in <#C1|trips> by <http://x|page> <@U9>"
+    first = [
+        sent("<@U2> has joined", "U2", subtype="channel_join"),
+        sent(text, "U1", user_profile=profile, files=[{}]),
+        sent("Yes", "U2", user_profile=profile),
+    ]
+    bot = {"type": "message", "subtype": "bot_message", "text": "Beep", "ts": "1714833065.0", "username": "bot"}
+    second = [sent("No", "U2", 86_400), bot, sent("Hm", "U3", 86_400)]
+    folder = tmp_path / "trips"
+    folder.mkdir()
+    (folder / "2024-05-03.json").write_text(json.dumps(first))
+    (folder / "2024-05-04.json").write_text(json.dumps(second))
+    task, turns = said_in(folder)
+    times, words = ("2024-05-03T14:31:05", "2024-05-04T14:31:05"), "Ask @Ana (2) & @here in #trips by page @U9"
+    assert turns == [
+        *((times[0], "Ana", words), (times[0], "Ana (2)", "Yes")),
+        *((times[1], "Ana (2)", "No"), (times[1], "bot", "Beep"), (times[1], "U3", "Hm")),
+    ]
+    assert (task.id, task.meta) == ("trips", {"source": "slack", "left_out": {"media": 1, "notices": 1}})
+    assert task.chunks[1].turns[0].id == "1.0"
+    assert said_in(folder / "2024-05-03.json")[1] == turns[:2]
+    (folder / "2024-05-05.json").write_text('[{"role": "user", "content": "Hi"}]')
+    (folder / "2024-05-03.json").unlink()
+    with pytest.raises(DataError, match="a Slack export without profiles"):
+        load_tasks(folder)
