@@ -343,8 +343,8 @@ def ask(
     It asks about each chunk and quotes the words that answer. A question is kept if the chunk alone answers it, and
     nothing at all does not. Its answer is tested again on what was said later: if it changed, the question is asked
     right after its chunk, otherwise at the end. NAME.asked.jsonl beside the tasks says what was dropped and why.
-    --held-out sets a fifth of the tasks aside. Questions have the category made and meta.made_by. A chat exported by
-    WhatsApp, Telegram, Discord, ChatGPT or Claude is read as it is.
+    --held-out sets a fifth of the tasks aside. Questions have the category made and meta.made_by. A chat that
+    an app exported is read as it is.
 
     Example: memalpha data ask chat.txt --policy openai:gpt-5-mini --split 8 --out train.jsonl --held-out held-out.jsonl
 

@@ -232,7 +232,7 @@ def read_text(file: Path) -> str:
         return read_text_file(file)
     if sys.stdin is None:
         raise DataError("stdin: closed: pipe a text into the command, or name a file")
-    return decode_text(sys.stdin.buffer.read(), "stdin")
+    return decode_text(sys.stdin.buffer.read(), "stdin").replace("\r\n", "\n")
 
 
 _CLOCK = re.compile(r"\b\d{1,2}:\d{2}\b")
@@ -244,7 +244,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     Args:
         file: A text, a task file (`.jsonl`, `.json`, `.csv`), chat messages (a message a line in `.jsonl`, a list in
             `.json`), an export (`tasks.formats.chats`: chats, mails, transcripts, tables of messages), or `-` for a
-            text on stdin.
+            text on stdin, which may be an export.
         timestamp: ISO date of the text, or of messages and chunks without one.
         size: Maximum characters of a chunk of a text or of messages.
         exact_times: A chunk of messages or of an exported chat holds those of one timestamp.
@@ -261,8 +261,9 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
             "one file of exported chats, which memalpha read --namespaces task reads"
         )
     suffix, tasks = file.suffix.lower(), None
+    text, name = (read_text(file), Path("stdin")) if str(file) == "-" else (None, file)
     if suffix not in (".jsonl", ".ndjson"):
-        tasks = load_exports(file, size=size, exact_times=exact_times)
+        tasks = load_exports(name, size=size, exact_times=exact_times, text=text)
     if tasks is None and suffix in (".json", ".jsonl") and is_message_file(file):
         return load_messages(file, timestamp=timestamp, size=size, exact_times=exact_times)
     if tasks is None and suffix in (".json", ".jsonl", ".ndjson", ".csv", ".tsv") and holds_tasks(file):
@@ -277,7 +278,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
             print_note(f"{file}: left out {left_out}")
         chunks = [chunk for task in tasks for chunk in task.chunks]
         return [chunk.model_copy(update={"timestamp": chunk.timestamp or timestamp}) for chunk in chunks]
-    texts = split_lines(read_text(file), size)
+    texts = split_lines(read_text(file) if text is None else text, size)
     if not texts:
         raise DataError(f"{file} is empty: there is nothing to read")
     lines = [line for text in texts for line in text.splitlines() if line.strip()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -128,6 +129,25 @@ def test_a_file_of_no_known_kind_is_said_to_be_read_as_plain_text(memalpha, tmp_
     (tmp_path / name).write_text(text)
     code, _, err = memalpha("read", tmp_path / "a.db", tmp_path / name, "--policy", "add_all")
     assert code == 0 and ("no export that memalpha knows: it is read as plain text" in err) == is_said
+
+
+@pytest.mark.parametrize(
+    ("text", "turns"),
+    [
+        (
+            "24/05/2024, 21:05 - Ana: I moved.\r\n24/05/2024, 21:06 - Bo: To\r\nwhere?",
+            [("Ana", "I moved."), ("Bo", "To\nwhere?")],
+        ),
+        ('[{"type": "message", "ts": "1.0", "text": "Hi", "user_profile": {"name": "ana"}}]', [("ana", "Hi")]),
+        ("Ana: I moved.\n", []),
+        ('{"a": 1}', []),
+    ],
+)
+def test_an_export_on_stdin_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch, text: str, turns: list) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+    chunks = read_chunks(Path("-"), None)
+    assert [(turn.speaker, turn.text) for chunk in chunks for turn in chunk.turns] == turns
+    assert bool(turns) or [chunk.text for chunk in chunks] == [text.strip()]
 
 
 def test_a_date_is_that_of_all_chunks_without_one(tmp_path: Path) -> None:

@@ -216,28 +216,29 @@ def _visible_files(path: Path) -> list[Path]:
 
 
 def load_exports(
-    path: Path, *, dates: str | None = None, size: int = CHUNK, exact_times: bool = False
+    path: Path, *, dates: str | None = None, size: int = CHUNK, exact_times: bool = False, text: str | None = None
 ) -> list[Task] | None:
     """Return the conversations with words that an app exported; None for a file of another kind.
 
     Args:
-        path: The file.
+        path: The file, or the name of `text` in messages.
         dates: Order of the dates of a text.
         size: Most characters of a chunk.
         exact_times: A chunk holds the utterances of one timestamp, not of a day.
+        text: Text to read in the place of the file; that of a mail or a table is not known as one.
 
     Raises:
         DataError: It is such a file and cannot be read, or an archive of such files; the error names file, and line or
             field.
     """
-    if not path.is_file():
+    if text is None and not path.is_file():
         return None
     is_table = path.suffix.lower() in (".csv", ".tsv")
     columns = _find_columns(path) if is_table else None
     if is_table and columns is None:
         return None
-    is_of_mail = not is_table and is_mail(path)
-    text = "" if is_table or is_of_mail else read_text(path)
+    is_of_mail = text is None and not is_table and is_mail(path)
+    text = "" if is_table or is_of_mail else read_text(path) if text is None else text
     if (words := read_subtitles(text)) is not None:
         return [_pack_words(words, path, size)]
     left_out = Counter[str]()
