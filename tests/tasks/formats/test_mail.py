@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mailbox
+import time
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,8 @@ def test_a_long_paragraph_before_a_quotation_stays(tmp_path):
         f"{HEAD}I moved to Rome.",
         "Dear Bo,\nFrom: 1 May\nTill: 3 May\nPlace: Rome\nI am away.",
         "From here it is far.",
+        "The dates are\nFrom: 1 May\nTill: 3 May\nPlace: Rome",
+        "Name: Ana\nCity: Porto\nPhone: 12\nI live in Bonn.",
     ],
 )
 def test_what_no_mail_before_says_stays(tmp_path, words):
@@ -98,8 +101,9 @@ def test_words_of_html_and_of_other_encodings(tmp_path):
     broken.replace_header("Content-Type", 'text/plain; charset="nonsense"')
     answer = mail("Ana", "Fri, 24 May 2024 10:30:00 +0200", page, 2, 1, subtype="html")
     turns, left_out = read(tmp_path, ASK, answer, latin, broken)
-    assert [turn[1:] for turn in turns[1:]] == [("Ana", "Flat\nI moved\nto Köln."), ("Cy", "Flat\nTschüß")]
-    assert left_out == {"quoted lines": 2, "unreadable dates": 1, "unreadable mails": 1}
+    said = [("Ana", "Flat\nI moved\nto Köln."), ("Cy", "Flat\nTschüß"), ("Di", "Flat\nx")]
+    assert [turn[1:] for turn in turns[1:]] == said
+    assert left_out == {"quoted lines": 2, "unreadable dates": 1}
 
 
 def test_two_addresses_of_one_name_are_told_apart(tmp_path):
@@ -113,3 +117,62 @@ def test_a_typed_letter_is_no_mail(tmp_path):
     assert read_chunks(tmp_path / "a.txt", None)[0].text is not None
     with pytest.raises(DataError, match="no message of a chat export"):
         load_tasks(tmp_path / "a.txt")
+
+
+HEAD_LINES = "From: Ana <ana@example.org>\nMIME-Version: 1.0\nSubject: Flat\n"
+DATED = f"{HEAD_LINES}Date: Fri, 24 May 2024 23:30:00 -0000\nMessage-ID: <9@example.org>\n"
+MIXED = "Content-Type: multipart/mixed; boundary=b\n\n--b\nContent-Type: text/html\n\n<h4>I</h4>moved"
+MIXED += "<table><tr><td>to</td><td>Rome</td></tr></table>\n--b\nContent-Type: message/rfc822\n\nFrom: Bo\n\nHi\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "turn", "left_out"),
+    [
+        (f"{HEAD_LINES}\nHi.", (None, "Ana", "Flat\nHi."), {"unreadable dates": 1}),
+        (f"{DATED}Content-Transfer-Encoding: 8bit\n\nKöln", ("2024-05-24T23:30:00", "Ana", "Flat\nKöln"), {}),
+        (
+            f"{DATED}{MIXED}--b\nContent-Type: text/plain\n\nThe end.\n--b--\n",
+            ("2024-05-24T23:30:00", "Ana", "Flat\nI\nmoved\nto Rome\nThe end."),
+            {"attached mails": 1},
+        ),
+    ],
+)
+def test_mails_of_uncommon_forms_are_read_whole(tmp_path, monkeypatch, text, turn, left_out):
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        (tmp_path / "a.eml").write_text(text)
+        [task] = load_tasks(tmp_path / "a.eml")
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    [chunk] = task.chunks
+    assert (chunk.timestamp, chunk.turns[0].speaker, chunk.turns[0].text) == turn
+    assert task.meta.get("left_out", {}) == left_out
+
+
+def test_lines_from_inside_a_mail_do_not_end_it(tmp_path):
+    border = "From ana Fri May 24 10:00:00 2024\n"
+    text = f"{border}{DATED}\nHi.\n\nFrom here it is far.\nYou see.\n{border}Subject: Two\nDate: x\n\nHo.\n"
+    for line_end in ("\n", "\r\n"):
+        (tmp_path / "a.mbox").write_bytes(text.replace("\n", line_end).encode())
+        [task] = load_tasks(tmp_path / "a.mbox")
+        assert [(turn.speaker, turn.text) for turn in task.chunks[0].turns] == [
+            ("Ana", "Flat\nHi.\n\nFrom here it is far.\nYou see."),
+            ("unknown", "Two\nHo."),
+        ]
+
+
+def test_a_line_with_a_number_before_a_quotation_stays(tmp_path):
+    answer = mail("Ana", "Fri, 24 May 2024 10:30:00 +0200", f"I pay 300 euros. You asked:\n{QUOTED}", 2, 1)
+    assert read(tmp_path, ASK, answer)[0][-1][2] == "Flat\nI pay 300 euros. You asked:"
+
+
+def test_mails_nested_without_end_and_open_tags_take_no_time(tmp_path):
+    (tmp_path / "a.eml").write_text(f"{DATED}Content-Type: text/html\n\n" + "a<b " * 20_000)
+    assert load_tasks(tmp_path / "a.eml")[0].chunks[0].turns[0].text.startswith("Flat\na<b a<b")
+    nested = "".join(f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(600))
+    border = "From ana Fri May 24 10:00:00 2024\n"
+    (tmp_path / "a.mbox").write_text(f"{border}{DATED}{nested}\n\n{border}{DATED}\nHi.\n")
+    [task] = load_tasks(tmp_path / "a.mbox")
+    assert task.meta["left_out"] == {"unreadable mails": 1} and task.chunks[0].turns[0].text == "Flat\nHi."
