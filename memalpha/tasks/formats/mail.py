@@ -42,9 +42,9 @@ _OUTLOOK = re.compile(r"^(?:[_-]{3,}.*\n+)?(?:\w+: .*\n){3,}", re.MULTILINE)
 _START_LENGTH = 40  # characters of a mail with which a quotation without marks begins
 _LONG_QUOTE = 3  # lines; a shorter quotation may be a question that the line below it answers
 _UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, MessageError, RecursionError)  # of a broken mail
+_HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _BREAKS = frozenset(
-    ("br", "p", "div", "tr", "li", "ul", "ol", "dt", "dd", "pre", "hr", "h1", "h2", "h3", "h4", "h5", "h6")
-    + ("section", "blockquote", "table")
+    (*_HEADINGS, "br", "p", "div", "tr", "li", "ul", "ol", "dt", "dd", "pre", "hr", "section", "blockquote", "table")
 )
 _CELLS = frozenset(("td", "th"))
 _DEEPEST_QUOTE = 20
