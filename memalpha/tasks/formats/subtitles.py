@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 _CLOCK = r"(?:\d+:)?\d{1,2}:\d{2}"
 _CUE = re.compile(rf"^[ \t]*{_CLOCK}[,.]\d{{3}} +--> +{_CLOCK}[,.]\d{{3}}.*\n?", re.MULTILINE)
 _START = re.compile(rf"\s*(?:WEBVTT\b|\d+ *\n{_CUE.pattern})", re.MULTILINE)
-_VOICE = re.compile(r"<v(?:\.\S*)? +([^<>\n]+)>")
+_VOICE = re.compile(r"<v(?:\.\S*)? +([^<>\s][^<>\n]*)>")
 _TAG = re.compile(r"</?[a-zA-Z0-9][^<>]*>|\{\\[^{}]*\}")
 _LABEL = re.compile(r"([^\s:][^:\n]{0,60}): +(?=\S)")
 _HEADS = tuple(
@@ -24,12 +24,13 @@ _HEADS = tuple(
     for form in (
         rf"\[(.{{1,80}})\] {_CLOCK}[ \t]*$",
         rf"(\S.{{0,60}}?) {{2,}}{_CLOCK}[ \t]*$",
-        rf"{_CLOCK}[ \t]+(?:From|Von|De) +(\S.{{0,80}}?)(?: +(?:to|an|a|à) +\S.{{0,80}}?)? ?:(?: |$)",
+        r"\d+:\d{2}:\d{2}[ \t]+(?:From|Von|De) +(\S.{0,80}?)(?: +(?:to|an|a|à) +\S.{0,80}?)? ?:(?: |$)",
     )
 )
 _TIMETABLE = re.compile(r"[^\[\d].* (?!00?:)\S+ *")
 """First head of a text that begins later, such as `Lunch  12:30`."""
 _SENTENCE_END = re.compile("[.!?\u2026\u3002\uff01\uff1f][\"')\\]\u201d\u300d]*$")
+_SPEECHES_PER_SILENT = 10  # heads of a transcript for one without words, at least
 _LONGEST = 400  # characters of joined cues without the end of a sentence
 
 Words = tuple[str, str]
@@ -42,16 +43,18 @@ def read_subtitles(text: str) -> list[Words] | None:
         return list(_join(_read_cues(text)))
     lines = text.strip().split("\n")
     for head in _HEADS:
-        matches = [head.match(line) for line in lines]
-        if not matches[0] or len(list(filter(None, matches))) < 2 or _TIMETABLE.fullmatch(lines[0]):
+        if not head.match(lines[0]) or _TIMETABLE.fullmatch(lines[0]):
             continue
-        words: list[Words] = []
-        for line, match in zip(lines, matches, strict=True):
-            if match is not None:
-                words.append((match[1].strip(), line[match.end() :].strip()))
+        speeches: list[tuple[str, list[str]]] = []
+        for line in lines:
+            if (match := head.match(line)) is not None:
+                speeches.append((match[1].strip(), [line[match.end() :].strip()]))
             else:
-                words[-1] = (words[-1][0], f"{words[-1][1]}\n{line.strip()}".strip())
-        return words
+                speeches[-1][1].append(line.strip())
+        words = [(speaker, "\n".join(spoken).strip()) for speaker, spoken in speeches]
+        silent = sum(not text for _, text in words)  # as in a list of songs or of times
+        if len(words) > 1 and silent <= len(words) // _SPEECHES_PER_SILENT:
+            return words
     return None
 
 

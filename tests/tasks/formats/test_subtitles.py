@@ -7,6 +7,7 @@ import pytest
 from memalpha import load_tasks
 from memalpha.cli.options import read_chunks
 from memalpha.errors import DataError
+from memalpha.tasks.formats.subtitles import read_subtitles
 
 ANA, BO = ("Ana Silva", "I moved to Porto last week."), ("Bo", "Where: to?")
 
@@ -76,8 +77,17 @@ def test_words_before_the_first_speaker_are_kept(tmp_path):
         "I wrote 00:00:01,000 --> 00:00:02,000\nin the file.",
         "[Ana] 10:15\nAn idea.",
         "WEBVTT is a format.",
+        "Intro  0:45\nSong two  3:20",
+        "Prep time  0:15\nCook time  0:45\n\nMix the flour.",
+        "12:30 From Berlin to Paris: ICE 5\n14:00 From Paris to Lyon: TGV",
     ],
 )
 def test_other_texts_with_times_stay_texts(tmp_path, text):
     (tmp_path / "a.txt").write_text(text)
     assert [chunk.text for chunk in read_chunks(tmp_path / "a.txt", None)] == [text]
+
+
+def test_long_speeches_and_broken_tags_take_no_time():
+    line = "some words on a line\n"
+    assert read_subtitles(f"[Ana] 10:15:30\n{line * 100_000}[Bo] 10:15:40\nx")[1] == ("Bo", "x")
+    assert read_subtitles(f"WEBVTT\n\n{cue(1, '<v ' + ' ' * 100_000)}") == [("", "<v")]
