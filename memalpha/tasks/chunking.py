@@ -50,6 +50,11 @@ def to_iso_time(text: str) -> str | None:
         The ISO form; None for an unknown form.
     """
     plain = _WEEKDAY.sub(" ", text).strip()
+    if plain[4:5] == plain[7:8] == "-" and plain[10:11] in ("T", " "):  # ISO: the forms below take long to fail
+        with suppress(ValueError):
+            time = parse_iso_time(plain)
+            is_plain = plain[10] == "T" or len(plain) not in (16, 19)
+            return plain if is_plain else time.isoformat(timespec="seconds" if time.second else "minutes")
     for form in (*_DATES, *_DAYS):
         with suppress(ValueError):
             time = datetime.strptime(plain, form)

@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from itertools import pairwise, repeat
 from pathlib import Path
 from shlex import quote
@@ -672,7 +673,8 @@ def _read_google_chat(messages: Sequence[Any], path: Path, left_out: Counter[str
 # ------------------------------------------------------------------------------------------------------------ WhatsApp
 
 DATE_ORDERS = ("day-first", "month-first")
-_FIRST_YEAR = 2009  # WhatsApp's: an earlier one is a day (18-05-03), or counts by another calendar (1403)
+_FIRST_YEAR = 2009  # WhatsApp's: an earlier one of two digits is a day (18-05-03)
+_FIRST_FULL_YEAR = 1980  # of tables, and of logs of other apps: an earlier one counts by another calendar (1403)
 _OTHER_TEXTS = 'other texts belong into a task file, a line each: {"id": "diary", "chunks": [{"text": "..."}]} (.jsonl)'
 NO_CHAT = f"no message of a chat export, such as '[24/05/2024, 21:05:09] Ana: text': {_OTHER_TEXTS}"
 
@@ -750,7 +752,7 @@ class _Message:
         number = int(year) + 2000 * (len(year) == 2)
         number -= 543 * (number > 2400)  # Thai phones count from the Buddha
         with suppress(ValueError):
-            if len(year) in (2, 4) and number >= _FIRST_YEAR:
+            if number >= {2: _FIRST_YEAR, 4: _FIRST_FULL_YEAR}.get(len(year), 10**4):
                 return datetime(number, int(month), int(day), *self.time)
         return None
 
@@ -912,6 +914,12 @@ _COLUMNS = {
     "chat": "conversation_id conversation chat_id chat chat_session channel thread_id thread",
 }
 """Names of columns in tables of messages, the best first."""
+_OTHER_DAYS = frozenset(("sent", "data", "day", "tag"))
+"""Names of columns of dates that hold something else in another language or another table."""
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?(?: ?[ap]\.?m\.?)?", re.IGNORECASE)
+_EPOCH = re.compile(r"(\d{10})(?:\.\d+|\d{3})?")
+_OPEN_DATE = re.compile(r"\d{1,2}[./-] ?\d")
+_MAIL_DATE = re.compile(r"(?:[a-z]{3}, ?)?\d{1,2} [a-z]{3} \d{4},? \d{1,2}:\d{2}.*", re.IGNORECASE)
 _TASK_COLUMNS = frozenset(("question", "context", "task", "chunk", "turn"))
 
 
@@ -920,6 +928,8 @@ def _find_columns(path: Path) -> dict[str, str] | None:
 
     A table of messages has columns of speakers and words, and none of a task file.
     """
+    if path.name == "chunks.csv":  # a table of a folder of tasks
+        return None
     with open_text(path) as file:
         try:
             first_line = file.readline()
@@ -947,15 +957,24 @@ def _read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> li
     used = [name for kind, name in columns.items() if kind != "separator"]
     owners: dict[str, object] = {}
     rows = list(iter_csv_rows(path, used, columns["separator"]))
-    times = _read_cells(
-        [" ".join(row[columns[k]] for k in ("day", "clock") if k in columns) for _, row in rows], rows, path, dates
+    days, clocks = (
+        [row[columns[kind]].strip() if kind in columns else "" for _, row in rows] for kind in ("day", "clock")
     )
+    if columns.get("day", "").lower() in _OTHER_DAYS and not any(_is_day(day) for day in days):
+        used.remove(columns["day"])
+        days = [""] * len(rows)
+    cells = [
+        f"{day} {clock}".strip() if clock and not _has_clock(day) else day
+        for day, clock in zip(days, clocks, strict=True)
+    ]
+    times = _read_cells(["" if _CLOCK.fullmatch(cell) else cell for cell in cells], rows, path, dates)
     conversations: dict[str, tuple[list[Utterance], Counter[str]]] = {}
-    for (_, row), time in zip(rows, times, strict=True):
+    for (_, row), cell, time in zip(rows, cells, times, strict=True):
         id = row[columns["chat"]].strip() if "chat" in columns else ""
         utterances, left_out = conversations.setdefault(id or path.stem, ([], Counter()))
         speaker, text = _one_line(row[columns["speaker"]]), row[columns["text"]].strip()
         left_out["empty messages"] += not text
+        left_out["times without a day"] += _CLOCK.fullmatch(cell) is not None
         left_out["other cells"] += sum(bool(cell.strip()) for name, cell in row.items() if name not in used)
         speaker = name_speaker(
             speaker or "unknown", (row[columns["id"]].strip() if "id" in columns else "") or None, owners
@@ -974,14 +993,39 @@ def _put_oldest_first(utterances: list[Utterance]) -> list[Utterance]:
     return utterances[::-1] if steps.count(1) > 9 * steps.count(-1) else utterances
 
 
+def _read_time(cell: str) -> str | None:
+    """Return the ISO time in a cell that names or begins with the year, or counts seconds; None for another one."""
+    if _OPEN_DATE.match(cell):
+        return None
+    if (time := to_iso_time(cell.removesuffix(" UTC"))) is not None:
+        return time
+    with suppress(ValueError, TypeError):
+        if (match := _EPOCH.fullmatch(cell)) is not None:
+            return datetime.fromtimestamp(int(match[1]), UTC).replace(tzinfo=None).isoformat()
+        if _MAIL_DATE.fullmatch(cell):
+            return parsedate_to_datetime(cell).isoformat()
+    return None
+
+
+def _is_day(cell: str) -> bool:
+    """Return True for a cell with a date."""
+    plain = _SPACES.sub(" ", cell)
+    return _read_time(cell) is not None or _TIME.fullmatch(f"{plain} 0:00") is not None or _has_clock(cell)
+
+
+def _has_clock(cell: str) -> bool:
+    """Return True for a cell with a date and a time."""
+    return len(_read_time(cell) or "") > len("2024-05-24") or _TIME.fullmatch(_SPACES.sub(" ", cell)) is not None
+
+
 def _read_cells(
     cells: Sequence[str], rows: Sequence[tuple[str, object]], path: Path, dates: str | None
 ) -> list[str | None]:
     """Return the ISO times in cells, in the one order of dates that fits all; None for an empty cell."""
-    times: list[str | None] = [to_iso_time(cell.strip()) for cell in cells]
+    times = [_read_time(cell) for cell in cells]
     messages: dict[int, tuple[_Message, bool]] = {}
     for index, (cell, (location, _)) in enumerate(zip(cells, rows, strict=True)):
-        plain = _SPACES.sub(" ", cell.strip())
+        plain = _SPACES.sub(" ", cell)
         if times[index] is not None or not plain:
             continue
         head = _TIME.fullmatch(plain)

@@ -94,3 +94,33 @@ def test_what_no_table_of_messages_can_hold_is_said(tmp_path):
     )
     with pytest.raises(DataError, match="dates belongs to"):
         read(tmp_path / "a.csv", "context,question,answer\na,b,c\n", dates="month-first")
+
+
+@pytest.mark.parametrize(
+    ("columns", "cells", "time", "left_out"),
+    [
+        ("tag", "home", None, {"other cells": 1}),
+        ("sent", "true", None, {"other cells": 1}),
+        ("sent", "24/05/2024 21:05", "2024-05-24T21:05", {}),
+        ("time", "10:15", None, {"times without a day": 1}),
+        ("time", "2024-05-24 21:05", "2024-05-24T21:05", {}),
+        ("date,time", "2024-05-24 21:05,21:05", "2024-05-24T21:05", {}),
+        ("timestamp", "1716584700", "2024-05-24T21:05:00", {}),
+        ("timestamp", "1716584700000", "2024-05-24T21:05:00", {}),
+        ("timestamp", "1716584700.000200", "2024-05-24T21:05:00", {}),
+        ("timestamp", "2024-05-24 21:05:00 UTC", "2024-05-24T21:05", {}),
+        ("timestamp", "2024-05-24T21:05:00Z", "2024-05-24T21:05:00Z", {}),
+        ("date", "24 May 2024 21:05", "2024-05-24T21:05:00", {}),
+        ("date", '"Fri, 24 May 2024 21:05:00 +0200"', "2024-05-24T21:05:00+02:00", {}),
+        ("date", "24.05.2005 21:05", "2005-05-24T21:05", {}),
+    ],
+)
+def test_times_of_many_forms(tmp_path, columns, cells, time, left_out):
+    [task], [turn] = read(tmp_path / "a.csv", f"user,text,{columns}\nAna,Hi,{cells}\n")
+    assert turn == (time, "Ana", "Hi") and task.meta.get("left_out", {}) == left_out
+
+
+def test_tables_of_a_task_folder_are_no_table_of_messages(tmp_path):
+    (tmp_path / "questions.csv").write_text("question,answer\nWho?,Ana\n")
+    [task], _ = read(tmp_path / "chunks.csv", "speaker,text,timestamp\nAna,Hi,2024-05-24\nBo,Ho,2024-05-24\n")
+    assert len(task.questions) == 1 and len(task.chunks) == 2
