@@ -695,6 +695,10 @@ _NAME = re.compile(
     '((?:[^:"\u201c-\u201e\u00ab\u00bb]|"[^:"]*"|[\u201c-\u201e][^:\u201c-\u201e]*[\u201c\u201d]|'
     "\u00ab[^:\u00ab\u00bb]*\u00bb){1,80}):(?: |$)"
 )
+_LEVEL = re.compile(
+    r"\b(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\[(?:info|warn|warning|error)\]"
+)
+"""What stands for a name in the log of a program."""
 _LEFT_OUT_WORDS = (
     r"(?:omitted|(?:weg|aus)gelassen|omitid[oa]|ocultad[oa]|omise?|absente?|omess[oa]|weggelaten|отсутствует|"
     r"пропущен\w?|dahil edilmedi)"
@@ -785,7 +789,8 @@ def _is_chat_text(text: str, *, any_names: bool) -> bool:
     if first is None or (first == 0 and any_names):
         return first == 0
     heads = [(line, match.end()) for line in lines[first:] if (match := _match_head(line))]
-    named = sum(_NAME.match(_MARKS.sub("", _after_head(line, end))) is not None for line, end in heads)
+    names = (_NAME.match(_MARKS.sub("", _after_head(line, end))) for line, end in heads)
+    named = sum(name is not None and not _LEVEL.search(name[1]) for name in names)
     return 2 * named >= (len(lines) - first if first else len(heads)) and (first == 0 or named > 1)
 
 

@@ -102,6 +102,7 @@ def test_a_chat_of_an_android_phone(tmp_path, memalpha):
         ("24/05/24, 3:45\u202fPG - ", "2024-05-24T03:45"),
         ("[24/5/24, 3:45:10 CH] ", "2024-05-24T15:45:10"),
         ("24.05.2024, 12:45 ÖÖ - ", "2024-05-24T00:45"),
+        ("[24.05.2005 10:00:05] ", "2005-05-24T10:00:05"),
         ("\u061c2024/5/24,\u061c 3:45 ب.ظ. - ", "2024-05-24T15:45"),
     ],
 )
@@ -155,6 +156,11 @@ def test_a_chat_of_any_ending_may_begin_with_some_lines_of_the_app(tmp_path, nam
     ("name", "text"),
     [
         ("app.log", "[2024-05-24 21:05:09] Started\n[2024-05-24 21:05:10] Stopped\n[2024-05-24 21:06:00] by: root\n"),
+        (
+            "app.log",
+            "[2024-05-24 21:05:09] INFO: Started\n[2024-05-24 21:05:10] Ready\n[2024-05-24 21:06] app.ERROR: x\n",
+        ),
+        ("app.log", "01/02/2024 21:05:09 - INFO - Started: x\n01/02/2024 21:05:10 - DEBUG - a: b\n"),
         ("diary.txt", f"My diary\nBo showed me this:\n{CHAT}I was glad.\nThen I slept.\nNext day it rained.\n"),
         ("diary.txt", "My diary\n24/05/2024, 21:05 - Trip: we went to the sea.\n"),
         ("diary.txt", "A day.\n" * 6 + CHAT),
