@@ -28,7 +28,7 @@ from memalpha.text_files import NO_TEXT
 
 _START = re.compile(rb"(?:\xef\xbb\xbf|From .*\r?\n)?(?:[\w-]+:.*\r?\n(?:[ \t].*\r?\n)*)+")
 _BORDER = re.compile(
-    rb"^(?:(?:(?<=\n\n)|(?<=\n\r\n))From .*|From .*\d:\d\d:\d\d.*)\n(?=[\w-]+:|>From )|\AFrom .*\n", re.MULTILINE
+    rb"^(?:(?<=\n\n)|(?<=\n\r\n)|(?=From .{0,200}\d:\d\d:\d\d))From .*\n(?=[\w-]+:|>From )|\AFrom .*\n", re.MULTILINE
 )
 """Line between mails of a mailbox: behind a blank line or with a time, and before a field."""
 _TYPICAL = ("message-id", "mime-version", "received", "x-gm-thrid")
@@ -37,7 +37,7 @@ _QUOTES = re.compile(r"((?:^>.*(?:\n|\Z))+)(?P<end>\s*\Z)?", re.MULTILINE)
 _ATTRIBUTION = re.compile(r"\n[^\n]*[\d@][^\n]*(?:\n[^\n>]{1,40})?:\s*\Z")
 """Line or two before quoted lines; they name the author: `On Friday 24 May, Ana wrote:`."""
 _LONGEST_ATTRIBUTION = 200
-_OUTLOOK = re.compile(r"^(?:[_-]{3,}.*\n+)?(?:\w+: .*\n){3,}", re.MULTILINE)
+_OUTLOOK = re.compile(r"^(?:[_-]{3}.*\n+)?(?:\w+: .*\n){3,}", re.MULTILINE)
 """Head of a quotation without marks: From, Sent, To and Subject in any language."""
 _START_LENGTH = 40  # characters of a mail with which a quotation without marks begins
 _LONG_QUOTE = 3  # lines; a shorter quotation may be a question that the line below it answers

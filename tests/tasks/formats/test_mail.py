@@ -171,6 +171,10 @@ def test_a_line_with_a_number_before_a_quotation_stays(tmp_path):
 def test_mails_nested_without_end_and_open_tags_take_no_time(tmp_path):
     (tmp_path / "a.eml").write_text(f"{DATED}Content-Type: text/html\n\n" + "a<b " * 20_000)
     assert load_tasks(tmp_path / "a.eml")[0].chunks[0].turns[0].text.startswith("Flat\na<b a<b")
+    (tmp_path / "a.eml").write_text(f"{DATED}\n{'-' * 20_000}{chr(10) * 20_000}I moved.")
+    assert load_tasks(tmp_path / "a.eml")[0].chunks[-1].turns[-1].text.endswith("I moved.")
+    (tmp_path / "a.mbox").write_text(f"From x\n{DATED}\nHi.\n\nFrom {'1:11:11 ' * 100_000}")
+    assert "1:11:11" in load_tasks(tmp_path / "a.mbox")[0].chunks[-1].turns[-1].text
     nested = "".join(f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(600))
     border = "From ana Fri May 24 10:00:00 2024\n"
     (tmp_path / "a.mbox").write_text(f"{border}{DATED}{nested}\n\n{border}{DATED}\nHi.\n")
