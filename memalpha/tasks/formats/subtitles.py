@@ -22,7 +22,7 @@ _LABEL = re.compile(r"([^\s:][^:\n]{0,60}): +(?=\S)")
 _HEADS = tuple(
     re.compile(form)
     for form in (
-        rf"\[(.{{1,80}})\] {_CLOCK}[ \t]*$",
+        r"\[(.{1,80})\] \d+:\d{2}:\d{2}[ \t]*$",
         rf"(\S.{{0,60}}?) {{2,}}{_CLOCK}[ \t]*$",
         r"\d+:\d{2}:\d{2}[ \t]+(?:From|Von|De) +(\S.{0,80}?)(?: +(?:to|an|a|à) +\S.{0,80}?)? ?:(?: |$)",
     )

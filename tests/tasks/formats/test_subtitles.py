@@ -77,6 +77,7 @@ def test_words_before_the_first_speaker_are_kept(tmp_path):
         "I wrote 00:00:01,000 --> 00:00:02,000\nin the file.",
         "[Ana] 10:15\nAn idea.",
         "WEBVTT is a format.",
+        "[Gym] 10:15\nlegs\n[Work] 11:15\nmail",
         "Intro  0:45\nSong two  3:20",
         "Prep time  0:15\nCook time  0:45\n\nMix the flour.",
         "12:30 From Berlin to Paris: ICE 5\n14:00 From Paris to Lyon: TGV",
