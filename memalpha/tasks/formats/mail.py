@@ -16,7 +16,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from email import policy
 from email.errors import MessageError
-from email.message import EmailMessage
+from email.message import EmailMessage, MIMEPart
 from email.utils import parseaddr, parsedate_to_datetime
 from html.parser import HTMLParser
 from mmap import ACCESS_READ, mmap
@@ -149,7 +149,7 @@ def _read_date(mail: EmailMessage) -> datetime | None:
         return None
 
 
-def _read_words(part: EmailMessage, left_out: Counter[str]) -> str:
+def _read_words(part: MIMEPart, left_out: Counter[str]) -> str:
     """Return the words of a mail or of one of its parts; count in `left_out` the parts that are no words."""
     kind, subkind = part.get_content_type().split("/", 1)
     if kind == "multipart":
@@ -158,7 +158,8 @@ def _read_words(part: EmailMessage, left_out: Counter[str]) -> str:
     if kind != "text" or subkind not in ("plain", "html") or part.is_attachment() or part.get_filename():
         left_out["attached mails" if kind == "message" else "media"] += 1
         return ""
-    text = _decode(part.get_payload(decode=True), part.get_content_charset())
+    payload = part.get_payload(decode=True)
+    text = _decode(payload, part.get_content_charset()) if isinstance(payload, bytes) else ""
     text = read_html(text) if subkind == "html" else text
     return re.sub("^>(>*From )", r"\1", text.replace("\r\n", "\n"), flags=re.MULTILINE)
 
