@@ -90,5 +90,6 @@ def test_other_texts_with_times_stay_texts(tmp_path, text):
 
 def test_long_speeches_and_broken_tags_take_no_time():
     line = "some words on a line\n"
-    assert read_subtitles(f"[Ana] 10:15:30\n{line * 100_000}[Bo] 10:15:40\nx")[1] == ("Bo", "x")
+    speeches = read_subtitles(f"[Ana] 10:15:30\n{line * 100_000}[Bo] 10:15:40\nx")
+    assert speeches is not None and speeches[1] == ("Bo", "x")
     assert read_subtitles(f"WEBVTT\n\n{cue(1, '<v ' + ' ' * 100_000)}") == [("", "<v")]
