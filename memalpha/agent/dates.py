@@ -16,8 +16,9 @@ from typing import NamedTuple
 from memalpha.store.search.lexical import words
 from memalpha.store.values import MONTHS
 
-_COUNTS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "ten": 10}
-_COUNTED = rf"({'|'.join(_COUNTS)}|\d{{1,2}}) (day|week|month|year)s?\b"
+_COUNTS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
+_COUNTS |= {"seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12}
+_COUNTED = rf"(?<!half )(?<!ty-)(?<!\d[.,])({'|'.join(_COUNTS)}|\d{{1,3}}) (day|week|month|year)s?\b"
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _WEEKDAY = rf"(?:{'|'.join(_WEEKDAYS)})"
 _ON, _A_WEEKDAY = rf"(?:{_WEEKDAY},? (?:the |\()?)?", rf"(?:,? \(?(?:a )?{_WEEKDAY}\b\)?)?"
@@ -219,7 +220,9 @@ _RELATIVE = {
     rf"\bfor (?:about )?{_COUNTED} now\b": _counted(-1),
     rf"\bin {_COUNTED}": _counted(1),
     rf"\b{_COUNTED} from now\b": _counted(1),
-    r"\b((?:a few|few|a couple of|several) \w+s|\w+ weekends?) ago\b": (
+    r"\b((?:a few|few|a couple of|several|\w+ and a half|\d+[.,]\d+) \w+s|half an? \w+|an? \w+ and a half"
+    r"|\w+ weekends?|(?:(?:many|some|\w+teen|\w+ty|\w+ty-\w+|a hundred|a dozen) )?"
+    r"(?:day|week|month|year|decade)s|a decade) ago\b": (
         lambda match, day, is_past: f"{match[1].lower()} before {format_date(day)}"
     ),
     r"\blast year\b": _moved("year", -1),
@@ -248,28 +251,35 @@ _LOOSE = {
 _EAST_DAYS = {  # Chinese, Japanese, Korean
     -3: "大前天",
     3: "大[后後]天|글피",
-    -2: "前天|一昨日|おととい|그저께|그제(?!서)",
-    2: "[后後]天(?!性)|明後日|あさって|모레",
+    -2: "(?<![以之目面])前天|一昨日|おととい|그저께|그제(?![서야])",
+    2: "(?<![以之然今])[后後]天(?!性)|明後日|あさって|모레",
     -1: "昨[天日晚夜]|きのう|어제",
-    1: "明[天晚早朝晩]|明日(?!香)|あした|내일",
-    0: "今[天日晚早朝晩夜]|きょう|오늘",
+    1: "(?<![聪聰文发發證证光])明(?:[天晚早朝晩]|日(?![香期]))|あした|내일",
+    0: "今[天日晚早朝晩夜]|きょう(?!と|だい)|오늘(?!날)",
 }
-_EAST_YEARS = {-2: "一昨年|前年|おととし|재작년", -1: "去年|昨年|작년|지난해", 1: "[明来來]年|내년", 0: "今年|올해"}
+_EAST_YEARS = {
+    -2: "一昨年|(?<![以之目])前年|おととし|재작년",
+    -1: "去年|昨年|작년|지난해",
+    1: "(?<![发發證证])明年(?![龄齡])|[来來]年|내년",
+    0: "今年|올해",
+}
 _EAST_MONTHS = {
     -2: "上上[个個]?月|先々月|지지난 ?달",
     2: "下下[个個]?月|再[来來]月|다다음 ?달",
-    -1: "上[个個]?月|先月|지난 ?달",
+    -1: "上[个個]?月(?![亮光])|先月|지난 ?달",
     1: "下[个個]?月|[来來]月|다음 ?달",
 }
 _EAST_WEEKS = {
     -2: "上上|先々|지지난",
     2: "下下|再来|다다음",
-    -1: "上|先|지난|저번",
+    -1: "(?<![早晚])上|先|지난|저번",
     1: "下|来|來|다음",
     0: "[这這本今]|이번",
 }
 _EAST_WEEKDAYS = ("一二三四五六日", "月火水木金土天", "월화수목금토일")
-_EAST_COUNTS = {digit: number for number, digit in enumerate("一二三四五六七八九十", 1)} | {"两": 2, "兩": 2}
+_EAST_COUNTS = {digit: number for number, digit in enumerate("一二三四五六七八九", 1)} | {"两": 2, "兩": 2}
+_EAST_COUNTS |= {"일": 1, "한": 1, "두": 2, "세": 3, "네": 4}
+_DIGITS = "".join(_EAST_COUNTS)
 _EAST_CLOCK = (
     r"(?P<clock>(?:の|的| )?(?:[上下]午|晚上|早上|中午|凌晨|午[前後]|[朝夜]|오전|오후|저녁|아침)? ?"
     r"\d{1,2}(?:[点點时時]|시|:\d\d)(?:半|\d{1,2}分| ?반| ?\d{1,2}분)?)?"
@@ -311,7 +321,10 @@ def _east_month(match: re.Match[str], day: date, is_past: bool) -> str:
 
 
 def _east_counted(match: re.Match[str], day: date, is_past: bool) -> str:
-    count, unit = _EAST_COUNTS.get(match["count"]) or int(match["count"]), match["unit"]
+    tens, ten, ones = match["count"].rpartition("十")
+    count = int(ones) if ones.isdecimal() else _EAST_COUNTS.get(ones, 0)
+    count += 10 * _EAST_COUNTS.get(tens, 1) * bool(ten)
+    unit = match["unit"]
     count *= -1 if match["side"] in "前전" else 1
     if unit[0] in "年년":
         return _east(day.replace(year=day.year + count, day=1), match[0], parts=1)
@@ -329,11 +342,13 @@ _EAST_DATE = r"(?:の| )?(?:(?P<month>\d{1,2}) ?[月월] ?(?:(?P<day>\d{1,2}) ?[
 _EAST: dict[str, _Resolver] = {
     rf"(?:{_any_of(_EAST_DAYS)}){_EAST_CLOCK}": _east_day,
     rf"(?:{_any_of(_EAST_WEEKS)})(?:[个個])?(?:[周週]|星期|[礼禮]拜| ?주)[の ]?"
-    rf"(?P<weekday>[{''.join(_EAST_WEEKDAYS)}])(?:曜日?|요일)?{_EAST_CLOCK}": _east_weekday,
+    r"(?P<weekday>一(?![起直定])|[二三四五六天]|日(?![本记記])|[月火水木金土](?=曜)|[월화수목금토일](?=요일|욜|\W*$))"
+    rf"(?:曜日?|요일|욜)?{_EAST_CLOCK}": _east_weekday,
     rf"(?:{_any_of(_EAST_YEARS)}){_EAST_DATE}": _east_year,
     rf"(?:{_any_of(_EAST_MONTHS)})(?:[の ]*(?P<day>\d{{1,2}}) ?[日号號일])?": _east_month,
-    rf"(?P<count>\d{{1,2}}|[{''.join(_EAST_COUNTS)}]) ?(?P<unit>[天日일년年]|[周週]間?|[个個]?星期|주일?"
-    r"|[个個かヶケ]月|개월|달) ?之?(?P<side>[前后後전후뒤])(?![半后後])": _east_counted,
+    rf"(?<![\d.十{_DIGITS}百千万数數几幾何第])(?P<count>\d{{1,3}}|[{_DIGITS}]?十[{_DIGITS}]?|[{_DIGITS}]) ?"
+    r"(?P<unit>[天日일년年]|[周週]間?|[个個]?星期|주일?|[个個かヶケ]月|개월|달) ?之?"
+    r"(?P<side>[前后後전후뒤])(?![半后後화공배])": _east_counted,
 }
 _FORMS = (
     *_compile(_NAMED, is_named=True),

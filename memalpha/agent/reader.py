@@ -508,7 +508,8 @@ _ASKS_FOR_DAY = re.compile(
 )
 _ASKS_FOR_TIME = re.compile(  # of German, Spanish, French a date in digits is read, but not "gestern"
     rf"(?:\w+ )?(?:what|which) (?:month|year|time){_VERB}|\W*(?:\w+ )?(?:wann|cu[a\u00e1]ndo|quand)\b"
-    "|.*(?:什[么麼][时時]候|何时|哪一?天|几月几|幾月幾|いつ(?!も)|何日(?!間)|언제|며칠)",
+    "|.*(?:什[么麼][时時]候|何时|哪一?天|几月几|幾月幾|いつ(?!も|か(?!ら))|何日(?!間)"
+    "|언제(?!나|든|라도)|며칠(?! ?(?:동안|간)))",
     re.I | re.S,
 )
 

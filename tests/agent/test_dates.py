@@ -8,7 +8,7 @@ from memories import working_memory
 
 from memalpha.agent.copying_reader import copy_answer
 from memalpha.agent.dates import find_time
-from memalpha.agent.reader import ExtractiveReader, QuotingReader, asks_for_day
+from memalpha.agent.reader import ExtractiveReader, QuotingReader, asks_for_day, asks_for_time
 from memalpha.types import MemoryEntry
 
 WHEN = (
@@ -50,6 +50,19 @@ WHEN = (
         "3 June 2021",
     ),
     ("When did Mia find a job?", "Mia graduated on 3 June 2021 and found a job in May 2022.", "2023-05-08", "May 2022"),
+    ("When did she move?", "I moved half a year ago.", "2024-05-15", "half a year before 15 May 2024"),
+    ("When did she move?", "I moved 1.5 years ago.", "2024-05-15", "1.5 years before 15 May 2024"),
+    (
+        "When did she move?",
+        "I moved two and a half years ago.",
+        "2024-05-15",
+        "two and a half years before 15 May 2024",
+    ),
+    ("When did she move?", "I moved eight months ago.", "2024-05-15", "September 2023"),
+    ("When did she move?", "I moved 100 days ago.", "2024-05-15", "5 February 2024"),
+    ("When did she move?", "I moved fifteen months ago.", "2024-05-15", "fifteen months before 15 May 2024"),
+    ("When did she move?", "I moved forty-two weeks ago.", "2024-05-15", "forty-two weeks before 15 May 2024"),
+    ("When did she move?", "I moved years ago.", "2024-05-15", "years before 15 May 2024"),
     ("When was the concert?", "The concert was two weeks ago and I still hum the tunes.", "2023-05-15", "1 May 2023"),
     (
         "When did Tom visit his parents?",
@@ -254,6 +267,13 @@ def test_the_time_that_belongs_to_what_is_asked_is_copied():
         ("언제 왔어요?", "어제 왔어요", "2024년 5월 7일"),
         ("회식이 언제예요?", "회식은 이번 주 금요일 저녁 7시예요.", "2024년 5월 10일 저녁 7시"),
         ("旅行はいつですか?", "旅行は再来月です", "2024年7月"),
+        ("妈妈什么时候去医院?", "妈妈说明天去医院。", "2024年5月9日"),
+        ("他什么时候搬家的?", "他二十天前搬的家。", "2024年4月18日"),
+        ("いつ引っ越した?", "\uff13日前に引っ越した", "2024年5月5日"),
+        ("他什么时候搬家的?", "他100天前搬的家。", "2024年1月29日"),
+        ("언제 이사했어요?", "두 달 전에 이사했어요.", "2024년 3월"),
+        ("언제 이사했어요?", "일주일 전에 이사했어요.", "2024년 5월 1일"),
+        ("언제 만나요?", "다음 주 월욜에 만나요", "2024년 5월 13일"),
         ("언제 만나요?", "다다음 주 월요일에 만나요", "2024년 5월 20일"),
     ],
 )
@@ -270,10 +290,35 @@ def test_times_in_chinese_japanese_and_korean(question, text, expected):
         ("언제?", "그제서야 알았어요"),
         ("いつ?", "明日香さんが来た"),
         ("他什么时候来?", "一年前后"),
+        ("他什么时候来?", "目前天气很好, 以前天天下雨"),
+        ("他什么时候来?", "然后天黑了, 之后天气冷"),
+        ("他什么时候来?", "说明日期, 说明年龄, 聪明天真, 发明年代, 以前年轻"),
+        ("他什么时候来?", "晚上月亮很圆, 早上周五"),
+        ("他什么时候来?", "上周一直下雨, 下周一起去, 下周日本旅行"),
+        ("他什么时候来?", "两三天前, 2020年前, 几十年前"),
+        ("いつ?", "先週水を買った。来週日本に行く。きょうとで会う。"),
+        ("언제?", "그제야 알았어요. 지난주 목이 아팠어요. 다음주 일이 많아요"),
+        ("언제?", "3일 전화했다. 1년 후배. 오늘날"),
     ],
 )
 def test_east_asian_words_that_name_no_time(question, text):
     assert find_time(question, text, date(2024, 5, 8)) is None
+
+
+@pytest.mark.parametrize(
+    ("question", "asks"),
+    [
+        ("花子はいつから働く?", True),
+        ("花子はいつか行きたい所は?", False),
+        ("언제 나와?", True),
+        ("안나는 언제나 뭘 먹어?", False),
+        ("언제든지 뭘 해?", False),
+        ("시험이 며칠이에요?", True),
+        ("며칠 동안 있었어?", False),
+    ],
+)
+def test_words_of_time_that_ask_for_none(question, asks):
+    assert asks_for_time(question) is asks
 
 
 @pytest.mark.parametrize("reader", [ExtractiveReader(), QuotingReader()])
