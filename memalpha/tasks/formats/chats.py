@@ -53,12 +53,12 @@ from memalpha.tasks.formats.jsonl import MESSAGES, find_problems, iterate_lines,
 from memalpha.tasks.formats.kakaotalk import read_day_text
 from memalpha.tasks.formats.mail import is_mail, read_mails
 from memalpha.tasks.formats.messages import (
+    SpeakerNames,
     Utterance,
     chunk_messages,
     is_message_file,
     is_messages,
     load_messages,
-    name_speaker,
     pack_days,
     parse_message,
 )
@@ -506,7 +506,7 @@ def _read_messenger(value: Mapping[str, Any], path: Path) -> Iterator[_Conversat
     if isinstance(left, Mapping) and isinstance(left.get("list"), list):
         fields.append("left_chats")
     ids: set[str] = set()
-    owners: dict[str, object] = {}  # of the whole file: its chats may go into one memory
+    speakers = SpeakerNames()  # of the whole file: its chats may go into one memory
     chats = [
         (f"{path}: {field}.list[{index}].", chat)
         for field in fields
@@ -519,11 +519,11 @@ def _read_messenger(value: Mapping[str, Any], path: Path) -> Iterator[_Conversat
             continue
         ids.add(id)
         meta, left_out = {"source": "telegram" if "guild" not in chat else "discord"}, Counter[str]()
-        yield _Conversation(id, meta, _read_posts(messages, location, left_out, owners), left_out, location)
+        yield _Conversation(id, meta, _read_posts(messages, location, left_out, speakers), left_out, location)
 
 
 def _read_posts(
-    messages: Sequence[Any], location: str, left_out: Counter[str], owners: dict[str, object]
+    messages: Sequence[Any], location: str, left_out: Counter[str], speakers: SpeakerNames
 ) -> Iterator[Utterance]:
     for number, message in enumerate(messages):
         place = f"{location}messages[{number}]"
@@ -540,12 +540,10 @@ def _read_posts(
             left_out[kind] += 1
             continue
         if "forwarded_from" in message:  # another's words
-            source = name_speaker(
-                _one_line(message["forwarded_from"] or "somebody"), message.get("forwarded_from_id"), owners
-            )
+            source = speakers.name(_one_line(message["forwarded_from"] or "somebody"), message.get("forwarded_from_id"))
             text = f"[forwarded from {source}] {text}"
         name = author.get("nickname") or author.get("name") or message.get("from") or "Deleted account"
-        name = name_speaker(_one_line(name), author.get("id") if is_discord else message.get("from_id"), owners)
+        name = speakers.name(_one_line(name), author.get("id") if is_discord else message.get("from_id"))
         date = message.get("timestamp" if is_discord else "date")
         fields = {"role": "user", "name": name, "content": NO_TEXT.sub("\ufffd", text), "timestamp": date}
         yield parse_message(fields, place)
@@ -582,12 +580,12 @@ def _read_slack(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> 
     profiles = [message.get("user_profile") or message.get("bot_profile") for message in messages]
     shown = [next((p[k] for k in _SLACK_NAMES if p.get(k)), None) if isinstance(p, Mapping) else None for p in profiles]
     names = {id: name for id, name in zip(ids, shown, strict=True) if name}
-    owners: dict[str, object] = {}
+    speakers = SpeakerNames()
 
     def write_link(match: re.Match[str]) -> str:
         mark, target, label = match.groups()
         if target in names:
-            return f"@{name_speaker(_one_line(names[target]), target, owners)}"
+            return f"@{speakers.name(_one_line(names[target]), target)}"
         return f"{mark.replace('!', '@')}{label or target}"
 
     for number, (message, id, name) in enumerate(zip(messages, ids, shown, strict=True)):
@@ -600,7 +598,7 @@ def _read_slack(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> 
         name = name or names.get(id) or message.get("username") or (id if names else None)
         if name is None:
             raise DataError(f"{path}: a Slack export without profiles, which names its people by ids: write {MESSAGES}")
-        speaker = name_speaker(_one_line(name), id, owners)
+        speaker = speakers.name(_one_line(name), id)
         text = _SLACK_LINK.sub(write_link, text)
         time = _from_unix(parse_json_or_none(str(message.get("ts"))), f"{path}: [{number}].ts")
         yield speaker, NO_TEXT.sub("\ufffd", html.unescape(text)), time
@@ -645,7 +643,7 @@ def _mend_letters(text: str) -> str:
 
 def _read_google_chat(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> Iterator[Utterance]:
     """Yield the messages of Google Chat (Takeout)."""
-    owners: dict[str, object] = {}
+    speakers = SpeakerNames()
     for number, message in enumerate(messages):
         place = f"{path}: messages[{number}]"
         text = require_field(message, "text", (str, NoneType), place) or ""
@@ -666,7 +664,7 @@ def _read_google_chat(messages: Sequence[Any], path: Path, left_out: Counter[str
                 f"{place}.created_date: {date!r} is no date in a known form: Friday, May 3, 2024 at 2:31:05 PM UTC"
             )
         email = creator.get("email") or None
-        name = name_speaker(_one_line(creator.get("name") or email or "unknown"), email, owners, str(email))
+        name = speakers.name(_one_line(creator.get("name") or email or "unknown"), email, str(email))
         yield name, NO_TEXT.sub("\ufffd", text), time
 
 
@@ -960,7 +958,7 @@ def _find_columns(path: Path) -> dict[str, str] | None:
 def _read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> list[_Conversation]:
     """Return the conversations of a table of messages; raises `DataError` for a time of no known form."""
     used = [name for kind, name in columns.items() if kind != "separator"]
-    owners: dict[str, object] = {}
+    speakers = SpeakerNames()
     rows = list(iter_csv_rows(path, used, columns["separator"]))
     days, clocks = (
         [row[columns[kind]].strip() if kind in columns else "" for _, row in rows] for kind in ("day", "clock")
@@ -981,9 +979,7 @@ def _read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> li
         left_out["empty messages"] += not text
         left_out["times without a day"] += _CLOCK.fullmatch(cell) is not None
         left_out["other cells"] += sum(bool(cell.strip()) for name, cell in row.items() if name not in used)
-        speaker = name_speaker(
-            speaker or "unknown", (row[columns["id"]].strip() if "id" in columns else "") or None, owners
-        )
+        speaker = speakers.name(speaker or "unknown", (row[columns["id"]].strip() if "id" in columns else "") or None)
         utterances.append((speaker, text, time))
     return [
         _Conversation(id, {"source": "table"}, _put_oldest_first(utterances), left_out, str(path))

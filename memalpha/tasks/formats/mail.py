@@ -23,7 +23,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import NamedTuple
 
-from memalpha.tasks.formats.messages import name_speaker
+from memalpha.tasks.formats.messages import SpeakerNames
 from memalpha.text_files import NO_TEXT
 
 _START = re.compile(rb"(?:\xef\xbb\xbf|From .*\r?\n)?(?:[\w-]+:.*\r?\n(?:[ \t].*\r?\n)*)+")
@@ -111,7 +111,7 @@ def read_mails(path: Path, left_out: Counter[str]) -> list[tuple[str, str, str |
     mails.sort(key=lambda mail: mail.date)
     known: dict[str, str] = {}  # words with quotations on one line, by the id
     names_of: dict[str, set[str]] = {}
-    owners: dict[str, object] = {}
+    speakers = SpeakerNames()
     letters: list[tuple[str, str, str | None]] = []
     for mail in mails:
         # The last one quotes the others: what is quoted is found soonest there.
@@ -124,7 +124,7 @@ def read_mails(path: Path, left_out: Counter[str]) -> list[tuple[str, str, str |
         time = mail.date.isoformat() if mail.date > datetime.min else None
         text = NO_TEXT.sub("\ufffd", f"{mail.subject}\n{words}".strip())
         address = mail.address if "@" in mail.address else ""
-        author = name_speaker(mail.author, address or None, owners, address)
+        author = speakers.name(mail.author, address or None, address)
         letters.append((NO_TEXT.sub("\ufffd", author), text, time))
     return letters
 

@@ -7,8 +7,10 @@ user.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -43,20 +45,31 @@ _OTHER_BLOCKS = frozenset(
 )
 
 
-def name_speaker(name: str, id: object, owners: dict[str, object], detail: str = "") -> str:
-    """Return a speaker's name as it was shown, told apart from that of somebody with another id: `Ana (2)`.
+class SpeakerNames:
+    """Name speakers as they were shown, told apart by their ids: `Ana`, `Ana (2)`."""
 
-    Args:
-        name: Name as it was shown.
-        id: Id of the speaker; None if it is not known.
-        owners: Ids of the names that were returned so far; the name is added.
-        detail: Words in the place of the number.
-    """
-    label, number = name, 1
-    while id is not None and owners.setdefault(label, id) != id:
-        number += 1
-        label = f"{name} ({detail if detail and number == 2 else number})"
-    return label
+    def __init__(self) -> None:
+        self._names: dict[tuple[str, str], str] = {}
+        self._owners: dict[str, str] = {}
+        self._numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: count(2))
+
+    def name(self, shown: str, id: object, detail: str = "") -> str:
+        """Return a speaker's name, told apart from that of somebody with another id.
+
+        Args:
+            shown: Name as it was shown.
+            id: Id of the speaker; None if it is not known.
+            detail: Words in the place of the number.
+        """
+        if id is None:
+            return shown
+        key = shown, str(id)
+        if key not in self._names:
+            labels = chain(
+                [shown], (f"{shown} ({mark})" for mark in chain([detail] if detail else [], self._numbers[shown]))
+            )
+            self._names[key] = next(name for name in labels if self._owners.setdefault(name, key[1]) == key[1])
+        return self._names[key]
 
 
 def is_messages(value: object) -> TypeGuard[Messages]:

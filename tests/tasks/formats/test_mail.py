@@ -106,10 +106,11 @@ def test_words_of_html_and_of_other_encodings(tmp_path):
     assert left_out == {"quoted lines": 2, "unreadable dates": 1}
 
 
-def test_two_addresses_of_one_name_are_told_apart(tmp_path):
-    authors = ("Ana <ana@x.org>", "Ana <ANA@x.org>", "Ana <a.silva@y.org>", "A. Silva <a.silva@y.org>", "Ana")
+def test_addresses_of_one_name_are_told_apart(tmp_path):
+    authors = ("Ana <a@x.org>", "Ana <A@x.org>", "Ana <b@y.org>", "Bo <b@y.org>", "Ana", "Ana <c@z.org>")
     mails = [mail(name, f"Fri, 24 May 2024 10:0{n}:00 +0000", "Hi", n) for n, name in enumerate(authors)]
-    assert [turn[1] for turn in read(tmp_path, *mails)[0]] == ["Ana", "Ana", "Ana (a.silva@y.org)", "A. Silva", "Ana"]
+    names = ["Ana", "Ana", "Ana (b@y.org)", "Bo", "Ana", "Ana (c@z.org)"]
+    assert [turn[1] for turn in read(tmp_path, *mails)[0]] == names
 
 
 def test_a_typed_letter_is_no_mail(tmp_path):

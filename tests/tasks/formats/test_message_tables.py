@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from memalpha import load_tasks
 from memalpha.cli.options import read_chunks
 from memalpha.errors import DataError
+from memalpha.tasks.formats.messages import SpeakerNames
 
 
 def read(path: Path, text: str, **options):
@@ -78,6 +80,12 @@ def test_ids_tell_people_of_one_name_apart(tmp_path, header):
     assert [turn[1] for turn in turns] == ["Ana", "Ana (2)", "Anna", "Ana"] and "left_out" not in task.meta
     bot = "user_id,sender,text\n1,bot,Hi\n2,bot,Ho\n"  # the ids are those of customers
     assert [turn[1] for turn in read(tmp_path / "a.csv", bot)[1]] == ["bot", "bot"]
+
+
+def test_many_people_of_one_name_are_told_apart_in_no_time():
+    speakers, started = SpeakerNames(), time.monotonic()
+    names = [speakers.name("guest", number % 30_000) for number in range(60_000)]
+    assert names[29_999] == names[59_999] == "guest (30000)" and time.monotonic() - started < 10
 
 
 def test_what_no_table_of_messages_can_hold_is_said(tmp_path):
