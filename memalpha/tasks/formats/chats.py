@@ -579,7 +579,7 @@ def _read_slack(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> 
     ids = [require_field(m, "user", (str, NoneType), f"{path}: [{number}]") for number, m in enumerate(messages)]
     profiles = [message.get("user_profile") or message.get("bot_profile") for message in messages]
     shown = [next((p[k] for k in _SLACK_NAMES if p.get(k)), None) if isinstance(p, Mapping) else None for p in profiles]
-    names = {id: name for id, name in zip(ids, shown, strict=True) if name}
+    names = {id: name for id, name in zip(ids, shown, strict=True) if id and name}
     speakers = SpeakerNames()
 
     def write_link(match: re.Match[str]) -> str:
@@ -593,6 +593,7 @@ def _read_slack(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> 
         is_said = message.get("subtype") in _SLACK_WORDS
         left_out["media"] += bool(message.get("files"))
         left_out["notices"] += not is_said
+        left_out["empty messages"] += is_said and not text.strip() and not message.get("files")
         if not is_said or not text.strip():
             continue
         name = name or names.get(id) or message.get("username") or (id if names else None)
@@ -607,7 +608,7 @@ def _read_slack(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> 
 def _find_reader(value: Mapping[str, Any]) -> tuple[str, Callable[..., Iterator[Utterance]]] | None:
     """Return source and reader of the messages of Instagram and Messenger, or of Google Chat; None for others."""
     messages = value.get("messages")
-    if is_messages(messages):
+    if is_messages(messages) and messages[0].keys().isdisjoint(("role", "author")):
         if "participants" in value and "sender_name" in messages[0]:
             return "messenger", _read_meta
         if "created_date" in messages[0]:

@@ -209,6 +209,10 @@ def test_chats_that_were_left_may_be_none_or_listed_twice(tmp_path, left):
         (telegram(), "no message has words"),
         ([{"type": "message", "bot_id": "B1", "text": "hi", "ts": "1355517523.0"}], "Slack export.*write messages in"),
         (
+            {"messages": [{"role": "user", "content": "hi", "created_date": "soon"}]},
+            "created_date: no field of a message",
+        ),
+        (
             {"messages": [{"creator": {"name": "Ana"}, "created_date": "soon", "text": "hi"}]},
             "'soon' is no date in a known",
         ),
@@ -309,7 +313,8 @@ def test_a_channel_of_slack_is_a_day_or_its_folder(tmp_path):
         sent("Yes", "U2", user_profile=profile),
     ]
     bot = {"type": "message", "subtype": "bot_message", "text": "Beep", "ts": "1714833065.0", "username": "bot"}
-    second = [sent("No", "U2", 86_400), bot, sent("Hm", "U3", 86_400)]
+    github = bot | {"username": None, "bot_profile": {"name": "GitHub"}}
+    second = [sent("No", "U2", 86_400), github, bot, sent("Hm", "U3", 86_400), sent("", "U3", attachments=[{}])]
     folder = tmp_path / "trips"
     folder.mkdir()
     (folder / "2024-05-03.json").write_text(json.dumps(first))
@@ -318,9 +323,10 @@ def test_a_channel_of_slack_is_a_day_or_its_folder(tmp_path):
     times, words = ("2024-05-03T14:31:05", "2024-05-04T14:31:05"), "Ask @Ana (2) & @here in #trips by page @U9"
     assert turns == [
         *((times[0], "Ana", words), (times[0], "Ana (2)", "Yes")),
-        *((times[1], "Ana (2)", "No"), (times[1], "bot", "Beep"), (times[1], "U3", "Hm")),
+        *((times[1], "Ana (2)", "No"), (times[1], "GitHub", "Beep"), (times[1], "bot", "Beep"), (times[1], "U3", "Hm")),
     ]
-    assert (task.id, task.meta) == ("trips", {"source": "slack", "left_out": {"media": 1, "notices": 1}})
+    left_out = {"media": 1, "notices": 1, "empty messages": 1}
+    assert (task.id, task.meta) == ("trips", {"source": "slack", "left_out": left_out})
     assert task.chunks[1].turns[0].id == "1.0"
     assert said_in(folder / "2024-05-03.json")[1] == turns[:2]
     (folder / "2024-05-05.json").write_text('[{"role": "user", "content": "Hi"}]')
