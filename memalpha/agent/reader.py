@@ -500,9 +500,11 @@ class QuotingReader(ExtractiveReader):
         return _when(question, value, entry.timestamp, (start, start + len(span.text))) or value
 
 
-_VERB = r"(?: of the \w+)? (?:did|do|does|is|are|was|were|will|would|ha[sd]|have)\b"
+_AUX = r"(?:did|do|does|is|are|was|were|will|would|ha[sd]|have|can|could|should|might)\b"
+_VERB = rf"(?: of the \w+)? {_AUX}"
 _ASKS_FOR_DAY = re.compile(
     r"\W*(?:(?:and|so|since|until|by|from) )?when\b(?!.*, (?:who|whose|what|where|which|why|how)\b)"
+    rf"(?! (?!{_AUX}|exactly)\w[^,]*, {_AUX})"
     rf"|.*\bhow long ago\b|(?:\w+ )?(?:what|which) (?:day|date){_VERB}",
     re.I | re.S,
 )

@@ -362,6 +362,8 @@ def test_which_questions_the_day_of_a_message_answers():
     assert [question for question in asking if not asks_for_day(question)] == []
     others = (
         "When I was ill, who cooked?",
+        "When it rains, does she run?",
+        "When Ana moved to Rome, did she sell the car?",
         "Whenever I go, what do I take?",
         "What year is it?",
         "What day care is near?",
