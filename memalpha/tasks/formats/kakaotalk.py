@@ -41,7 +41,8 @@ _KINDS = {
         r"(?:[0-9a-f]{32,}\.\w{3,4}\n?)+|"
         r"Photos?(?: \d+)?|\d+ photos|Video|Emoticons?|Sticker|Voice (?:Message|Note)|File: .+|"
         r"\[(?:スタンプ|写真|動画|ボイスメッセージ|アルバム|Sticker|Photo|Video|Voice message|Album|GIF|"
-        r"貼圖|照片|影片|語音訊息|สติกเกอร์|รูป|ภาพ|วิดีโอ)\]|\[(?:ファイル|File|檔案)\].*"
+        r"스티커|사진|동영상|음성 ?메시지|앨범|貼圖|照片|影片|語音訊息|สติกเกอร์|รูป|ภาพ|วิดีโอ)\]|"
+        r"\[(?:ファイル|파일|File|檔案)\].*"
     ),
     "deleted messages": re.compile(
         r"삭제된 메시지입니다\.?|메시지가 삭제되었습니다\.?|This message was deleted\.?|"
@@ -107,7 +108,7 @@ def read_day_text(text: str, left_out: Counter[str]) -> tuple[str, list[DayMessa
         elif entries:
             entries[-1][3].append(line)
         else:
-            left_out["lines before the first message"] += bool(line.strip()) and not is_titled
+            left_out["lines before the first message"] += bool(match or (line.strip() and not is_titled))
     return (_HEADS[head], [_read_entry(*entry, left_out) for entry in entries]) if entries else None
 
 

@@ -82,11 +82,18 @@ def test_what_was_said_in_line(tmp_path):
         "[LINE] Ana\n2024.05.03 Friday\n2:31 p.m.\tAna\tI moved.\n2:32 p.m.\tBo\t[Sticker]\n",
         "[LINE] Ana\nบันทึกเมื่อ 31/05/2567 14:31\n\nศ., 31/05/2567\n14:31\tBo\t[รูป]\n\n"
         "ศ., 03/05/2567\n14:31\tAna\tI moved.\n",
+        "[LINE] Ana님과의 대화\n저장한 날짜: 2024/05/04 오후 2:31\n\n2024.05.03 금요일\n오후 02:31\tAna\tI moved.\n"
+        "오후 02:32\tBo\t[스티커]\n",
         f"{RULE} 2024년 5월 3일 금요일 {RULE}\n[Ana] [오후 2:31] I moved.\n[Bo] [오후 2:31] 이모티콘\n",
     ],
 )
 def test_other_languages_and_exports_without_their_title(tmp_path, text):
     assert chat(tmp_path, text)[1] == [("2024-05-03T14:31", "Ana", "I moved.")]
+
+
+def test_messages_before_the_first_day_are_counted(tmp_path):
+    task, turns = chat(tmp_path, LINE.replace("2024/05/03(金)\n14:31", "14:30\t花子\tあ\n\n2024/05/03(金)\n14:31", 1))
+    assert len(turns) == 3 and task.meta["left_out"]["lines before the first message"] == 1
 
 
 def test_a_weekday_that_fits_both_orders_is_asked_for(tmp_path):
