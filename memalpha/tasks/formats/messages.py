@@ -28,6 +28,7 @@ READ_ROLES = ("user", "assistant")
 """Roles whose words are read."""
 OTHER_ROLES = ("system", "developer", "tool", "function")
 """Roles whose messages are left out."""
+_ROLES = {*READ_ROLES, *OTHER_ROLES, "ai", "bot", "chatbot", "model", "human", "agent"}
 
 _FIELDS = ("role", "content", "name", "timestamp")
 # Further fields of the messages that OpenAI's and Anthropic's APIs take or return; none has words of the conversation.
@@ -58,10 +59,10 @@ class SpeakerNames:
 
         Args:
             shown: Name as it was shown.
-            id: Id of the speaker; None if it is not known.
+            id: Id of the speaker; None if it is not known. That of a role, such as "user" or "assistant", is not used.
             detail: Words in the place of the number.
         """
-        if id is None:
+        if id is None or shown.lower() in _ROLES:
             return shown
         key = shown, str(id)
         if key not in self._names:
