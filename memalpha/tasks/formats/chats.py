@@ -924,6 +924,7 @@ _CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?(?: ?[ap]\.?m\.?)?", re.IGNORECASE
 _EPOCH = re.compile(r"(\d{10})(?:\.\d+|\d{3})?")
 _OPEN_DATE = re.compile(r"\d{1,2}[./-] ?\d")
 _MAIL_DATE = re.compile(r"(?:[a-z]{3}, ?)?\d{1,2} [a-z]{3} \d{4},? \d{1,2}:\d{2}.*", re.IGNORECASE)
+_NO_IDS = ("", "null", "none", "nan")
 _TASK_COLUMNS = frozenset(("question", "context", "task", "chunk", "turn"))
 
 
@@ -974,13 +975,14 @@ def _read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> li
     times = _read_cells(["" if _CLOCK.fullmatch(cell) else cell for cell in cells], rows, path, dates)
     conversations: dict[str, tuple[list[Utterance], Counter[str]]] = {}
     for (_, row), cell, time in zip(rows, cells, times, strict=True):
-        id = row[columns["chat"]].strip() if "chat" in columns else ""
-        utterances, left_out = conversations.setdefault(id or path.stem, ([], Counter()))
+        chat = row[columns["chat"]].strip() if "chat" in columns else ""
+        utterances, left_out = conversations.setdefault(chat or path.stem, ([], Counter()))
         speaker, text = _one_line(row[columns["speaker"]]), row[columns["text"]].strip()
         left_out["empty messages"] += not text
         left_out["times without a day"] += _CLOCK.fullmatch(cell) is not None
         left_out["other cells"] += sum(bool(cell.strip()) for name, cell in row.items() if name not in used)
-        speaker = speakers.name(speaker or "unknown", (row[columns["id"]].strip() if "id" in columns else "") or None)
+        id = row[columns["id"]].strip() if "id" in columns else ""
+        speaker = speakers.name(speaker or "unknown", None if id.lower() in _NO_IDS else id)
         utterances.append((speaker, text, time))
     return [
         _Conversation(id, {"source": "table"}, _put_oldest_first(utterances), left_out, str(path))

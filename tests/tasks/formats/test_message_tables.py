@@ -76,8 +76,8 @@ def test_messages_that_stand_newest_first_are_put_in_order(tmp_path):
 
 @pytest.mark.parametrize("header", ["AuthorID,Author,Content", "sender_id,sender_name,text", "user id,User,message"])
 def test_ids_tell_people_of_one_name_apart(tmp_path, header):
-    [task], turns = read(tmp_path / "a.csv", f"{header}\n1,Ana,Hi\n2,Ana,Ho\n1,Anna,Ha\n,Ana,He\n")
-    assert [turn[1] for turn in turns] == ["Ana", "Ana (2)", "Anna", "Ana"] and "left_out" not in task.meta
+    [task], turns = read(tmp_path / "a.csv", f"{header}\n1,Ana,Hi\n2,Ana,Ho\n1,Anna,Ha\n,Ana,He\nNaN,Ana,Hu\n")
+    assert [turn[1] for turn in turns] == ["Ana", "Ana (2)", "Anna", "Ana", "Ana"] and "left_out" not in task.meta
     roles = "sender,sender_id,text\nuser,1,Hi\nAssistant,gpt-3,Ho\nuser,2,Ha\nAssistant,gpt-4,He\n"
     assert [turn[1] for turn in read(tmp_path / "a.csv", roles)[1]] == ["user", "Assistant"] * 2
     bot = "user_id,sender,text\n1,bot,Hi\n2,bot,Ho\n"  # the ids are those of customers
