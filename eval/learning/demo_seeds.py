@@ -92,7 +92,7 @@ def table(runs: list[dict[str, Any]], control: list[dict[str, Any]], jobs: int) 
         f"training, {first['policy_parameters']:,} parameters, {first['steps']} steps, greedy evaluation. All seeds",
         "start from the shipped weights; the seed decides tasks, sampling and order. The standard error of an",
         f"accuracy over conversations is {first['after']['se']:.3f}. `control` is trained with newest-wins ties",
-        f"in the reader and evaluated like the others. Minutes are wall time of learning, {jobs} runs at a time.",
+        f"in the reader and evaluated like the others. Minutes are wall time of learning, {jobs} at a time.",
         "",
         "| run | " + " | ".join(FIGURES) + " | steps kept, minutes |",
         "|---|" + "---|" * (len(FIGURES) + 1),
