@@ -1,4 +1,4 @@
-"""Train the network of `memalpha/agent/answer_spans.py`: `python scripts/make_answer_spans.py DATA`.
+"""Train the networks of `memalpha/agent/answer_spans.py`: `python scripts/make_answer_spans.py DATA`.
 
 DATA is a folder with these files of public question sets, by the names that they have there:
 
@@ -6,6 +6,11 @@ DATA is a folder with these files of public question sets, by the names that the
 - SQuAD_it-test.json.gz (SQuAD-it, crux82/squad-it), without the articles of which XQuAD's odd ones are parts
 - jaquad_train_0000.json to jaquad_train_0029.json (JaQuAD, SkelterLabsInc/JaQuAD)
 - DRCD_test.json (DRCD, DRCKnowledgeTeam/DRCD) and cmrc2018_trial.json (CMRC 2018 in the form of SQuAD, ymcui/cmrc2018)
+- dev-v2.0.json (SQuAD 2.0's development questions that chrischute/squad validates on) and dev-v2.0-es_small.json
+  (SQuAD-es, ccasimiro88/TranslateAlignRetrieve), without XQuAD's odd articles: half of these questions have no answer
+- arcd-train.json (ARCD, husseinmozannar/SOQAL), enelpi_1451-1579.json, enelpi_1579-1792.json and enelpi_1792-1922.json
+  (the train_data of these years, the second v2, okanvk/Turkish-Reading-Comprehension-Question-Answering-Dataset)
+- iapp_train.jsonl (squad_format/data/train.jsonl of iapp-technology/iapp-wiki-qa-dataset, Thai)
 - friendsqa_dev.json and, to judge, friendsqa_tst.json (FriendsQA, emorynlp/FriendsQA)
 
 The others stand beside this script: messages with marked answers (`said_and_asked.jsonl` and
@@ -51,6 +56,7 @@ from memalpha.agent.answer_spans import (
     question_words,
 )
 from memalpha.qa.scoring.metrics import best_score
+from memalpha.store.search.lexical import UNSPACED
 from memalpha.store.values import holds_answer
 from memalpha.tasks.load import load_tasks
 
@@ -61,12 +67,14 @@ PASSAGES, BATCH, WIDTH, PROJECTED, RATE = 10, 32, 96, 64, 2e-3
 WITHOUT_VECTORS, WITHOUT_WORD, WITHOUT_ANSWER = 0.25, 0.1, 0.12
 """Share of questions learnt without vectors, of words without theirs, and of questions without their passage."""
 SHARES = {
-    "told": 2.0,
-    "notes": 2.0,
-    "said_and_asked": 2.5,
-    "friendsqa": 4.0,
+    "told": 2.8,
+    "notes": 2.8,
+    "said_and_asked": 3.0,
+    "friendsqa": 6.0,
     "xquad": 2.0,
-    "said_in_other_languages": 2.0,
+    "squad2": 1.5,
+    "jaquad": 1.6,
+    "said_in_other_languages": 3.0,
 }
 """Weight of a set in the mixture, 0.7 for others, times the number of its questions to the power .75."""
 
@@ -81,7 +89,7 @@ class Passage:
     Attributes:
         text: The passage.
         answers: Characters of its answers; empty if it does not answer.
-        order: When it was said, from 0 to 1.
+        order: When it was said; higher is later.
         is_open: It may answer, though no words of it are marked.
     """
 
@@ -118,17 +126,20 @@ def found(texts: Sequence[str], questions: Sequence[str]) -> list[list[int]]:
 
 
 def places_of(answers: Iterable[str], text: str) -> tuple[tuple[int, int], ...]:
-    """Return where whole words of a text are an answer, whatever the case."""
-    return tuple(
-        match.span()
-        for answer in answers
-        if answer.strip()
-        for match in re.finditer(rf"(?<![^\W_]){re.escape(answer.strip())}(?![^\W_])", text, re.IGNORECASE)
-    )
+    """Return where whole words of a text are an answer, whatever the case; nothing parts words of Chinese or Thai."""
+    found = list[tuple[int, int]]()
+    for answer in filter(None, map(str.strip, answers)):
+        before, after = ("" if UNSPACED.match(letter) else r"[^\W_]" for letter in (answer[0], answer[-1]))
+        bounds = f"(?<!{before})" if before else "", f"(?!{after})" if after else ""
+        found += [match.span() for match in re.finditer(re.escape(answer).join(bounds), text, re.IGNORECASE)]
+    return tuple(found)
 
 
 def said_examples(name: str) -> Iterator[Example]:
-    """Yield the questions of `said_and_asked.jsonl` or `said_in_other_languages.jsonl`, fifty texts at a time."""
+    """Yield the questions of `said_and_asked.jsonl` or `said_in_other_languages.jsonl`, fifty texts at a time.
+
+    With the answer "" a question of the first is answered by the text in other words, one of the second by nothing.
+    """
     rows = [json.loads(line) for line in (HERE / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
     rng = random.Random(1)
     for is_held_out in (False, True):
@@ -142,7 +153,8 @@ def said_examples(name: str) -> Iterator[Example]:
                 passages = []
                 for hit in hits:
                     marks = places_of([answer], texts[hit]) if group[hit] is row else ()
-                    passages.append(Passage(texts[hit], marks, hit / len(texts), group[hit] is row and not marks))
+                    is_open = group[hit] is row and not marks and (bool(answer) or name == "said_and_asked")
+                    passages.append(Passage(texts[hit], marks, hit / len(texts), is_open))
                 yield Example(name, question, (answer,) if answer else (), tuple(passages), is_held_out)
 
 
@@ -199,10 +211,16 @@ def told_examples(seed: int, *, in_sentences: bool, as_notes: bool) -> Iterator[
                 yield Example(name, question.question, question.answers, tuple(passages), is_held_out)
 
 
+def sentences_of(text: str) -> list[tuple[int, int]]:
+    """Return first and last character of the sentences of a text; of Thai, of phrases of some hundred characters."""
+    ends = SENTENCE if not re.search("[\u0e00-\u0e7f]", text) else re.compile(r".{80,}?(?:\s|$)|.+$", re.DOTALL)
+    return [match.span() for match in ends.finditer(text) if match[0].strip()]
+
+
 def squad_examples(
-    name: str, articles: Iterable[dict[str, Any]], count: int, *, is_held_out: bool
+    name: str, articles: Iterable[dict[str, Any]], count: int, *, most: int = 30, is_held_out: bool
 ) -> Iterator[Example]:
-    """Yield up to `count` questions of files in the form of SQuAD, with the sentences of five paragraphs."""
+    """Yield up to `count` questions of files in the form of SQuAD, `most` on five paragraphs, with their sentences."""
     rng = random.Random(0)
     articles = list(articles)
     rng.shuffle(articles)
@@ -213,7 +231,7 @@ def squad_examples(
             texts, asked = list[str](), list[tuple[str, tuple[str, ...], dict[int, set[tuple[int, int]]]]]()
             for paragraph in paragraphs[first : first + 5]:
                 whole, joined = paragraph["context"], rng.choice((1, 1, 2, 4))
-                sentences = [match.span() for match in SENTENCE.finditer(whole) if match[0].strip()]
+                sentences = sentences_of(whole)
                 parts = [
                     (sentences[at][0], sentences[min(at + joined, len(sentences)) - 1][1])
                     for at in range(0, len(sentences), joined)
@@ -228,16 +246,27 @@ def squad_examples(
                         for number, (left, right) in enumerate(parts):
                             if left <= begin and end <= right:
                                 marks[len(texts) + number].add((begin - left, end - left))
-                    if marks:
+                    if marks or not question["answers"]:
                         answers = tuple(sorted({answer["text"] for answer in question["answers"]}))
                         asked.append((question["question"], answers, marks))
                 texts += [whole[left:right] for left, right in parts]
             rng.shuffle(asked)
-            asked = asked[: min(12, count)]
+            asked = asked[: min(most, count)]
             count -= len(asked)
             for (question, answers, marks), hits in zip(asked, found(texts, [item[0] for item in asked]), strict=True):
                 passages = [Passage(texts[hit], tuple(sorted(marks.get(hit, ()))), hit / len(texts)) for hit in hits]
                 yield Example(name, question, answers, tuple(passages), is_held_out)
+
+
+def as_articles(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of iapp-wiki-qa as articles of SQuAD, five contexts an article."""
+    asked = defaultdict[str, list[dict[str, Any]]](list)
+    for row in rows:
+        starts = zip(row["answers"]["text"], row["answers"]["answer_start"], strict=True)
+        answers = [{"text": text, "answer_start": start} for text, start in starts]
+        asked[row["context"]].append({"question": row["question"], "id": row["question_id"], "answers": answers})
+    paragraphs = [{"context": context, "qas": questions} for context, questions in asked.items()]
+    return [{"paragraphs": paragraphs[first : first + 5]} for first in range(0, len(paragraphs), 5)]
 
 
 def friendsqa_examples(folder: Path, variant: str, *, is_held_out: bool) -> Iterator[Example]:
@@ -275,21 +304,33 @@ def load_examples(data: Path) -> Iterator[Example]:
         name, of = f"xquad {language}", articles(f"xquad.{language}.json")
         yield from squad_examples(name, of[0::2], 600, is_held_out=False)
         yield from squad_examples(name, of[1::2], 600, is_held_out=True)
-    held_out = {
-        question["id"]
-        for article in articles("xquad.en.json")[1::2]
-        for paragraph in article["paragraphs"]
-        for question in paragraph["qas"]
-    }
+    judged = articles("xquad.en.json")[1::2]
+    ids = {question["id"] for article in judged for paragraph in article["paragraphs"] for question in paragraph["qas"]}
+    titles = {article["title"] for article in judged}
+
+    def learnt(of: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [
+            article
+            for article in of
+            if article["title"] not in titles
+            and not any(question["id"] in ids for paragraph in article["paragraphs"] for question in paragraph["qas"])
+        ]
+
     italian = json.loads(gzip.decompress((data / "SQuAD_it-test.json.gz").read_bytes()))["data"]
-    learnt = [
-        article
-        for article in italian
-        if not any(question["id"] in held_out for paragraph in article["paragraphs"] for question in paragraph["qas"])
-    ]
-    yield from squad_examples("squad-it", learnt, 2500, is_held_out=False)
+    yield from squad_examples("squad-it", learnt(italian), 2500, is_held_out=False)
+    english, spanish = articles("dev-v2.0.json"), learnt(articles("dev-v2.0-es_small.json"))
+    yield from squad_examples("squad2", learnt(english), 3000, is_held_out=False)
+    yield from squad_examples(
+        "squad2", [article for article in english if article["title"] in titles], 800, is_held_out=True
+    )
+    yield from squad_examples("squad-es", spanish, 2500, is_held_out=False)
+    yield from squad_examples("arcd", articles("arcd-train.json"), 700, is_held_out=False)
+    for years in ("1451-1579", "1579-1792", "1792-1922"):
+        yield from squad_examples("enelpi", articles(f"enelpi_{years}.json"), 800, is_held_out=False)
+    thai = [json.loads(line) for line in (data / "iapp_train.jsonl").read_text(encoding="utf-8").splitlines()]
+    yield from squad_examples("iapp", as_articles(thai), 3000, is_held_out=False)
     for file in range(30):
-        yield from squad_examples("jaquad", articles(f"jaquad_train_{file:04d}.json"), 150, is_held_out=False)
+        yield from squad_examples("jaquad", articles(f"jaquad_train_{file:04d}.json"), 150, most=12, is_held_out=False)
     yield from squad_examples("drcd", articles("DRCD_test.json"), 2000, is_held_out=False)
     yield from squad_examples("cmrc", articles("cmrc2018_trial.json"), 900, is_held_out=False)
 
@@ -412,7 +453,8 @@ class Batch:
             rng.shuffle(others)
             chosen = sorted(best + others[: max(1 - len(best), rng.choice((1, 2, 4, 7, 10)) - len(best), 0)])
             kinds.append(2 if keeps_open else int(row.is_marked and not drop))
-            for rank, (_, (words, sign, marks, order, is_open)) in enumerate(chosen):
+            orders = ranks([passage[3] for _, passage in chosen])
+            for rank, (order, (_, (words, sign, marks, _, is_open))) in enumerate(zip(orders, chosen, strict=True)):
                 of += [len(question_of)] * len(words)
                 question_of.append(number)
                 places.append((1 / (1 + rank), order))
@@ -439,6 +481,12 @@ class Batch:
             torch.tensor(np.concatenate(part)) for part in (begins, ends, opened, allowed)
         )
         self.kinds = torch.tensor(kinds)
+
+
+def ranks(orders: Sequence[float]) -> list[float]:
+    """Return the ranks of passages from 0 for the oldest to 1 for the newest, as readers give them (`order_of`)."""
+    rank_of = {order: rank / max(1, len(orders) - 1) for rank, order in enumerate(sorted(orders))}
+    return [rank_of[order] for order in orders]
 
 
 def modulate(x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
@@ -528,7 +576,8 @@ def judge(examples: Iterable[Example]) -> Iterator[str]:
     figures = defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
     for example in examples:
         counts = figures[example.set]
-        spans = find_answers(example.question, [p.text for p in example.passages], [p.order for p in example.passages])
+        orders = ranks([passage.order for passage in example.passages])
+        spans = find_answers(example.question, [passage.text for passage in example.passages], orders)
         best = max(range(len(spans)), key=lambda at: spans[at].score)
         right = [at for at, passage in enumerate(example.passages) if passage.answers]
         if right:
@@ -548,13 +597,15 @@ def main() -> None:
     """Train and write the weights."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
-    parser.add_argument("--steps", type=int, default=5000)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=9000)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--out", type=Path, default=WEIGHTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     examples = list(load_examples(options.data))
-    weights = train([example for example in examples if not example.is_held_out], options.steps, options.seed)
+    learnt = [example for example in examples if not example.is_held_out]
+    networks = [train(learnt, options.steps, seed) for seed in options.seeds]
+    weights = {name: np.stack([network[name] for network in networks]) for name in networks[0]}
     np.savez(options.out, allow_pickle=False, **weights)
     if options.out == WEIGHTS:
         for line in judge(example for example in examples if example.is_held_out):

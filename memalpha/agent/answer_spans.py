@@ -1,8 +1,8 @@
 """Find the words of passages that answer a question, without a language model.
 
 A small network reads a question beside each of several passages. It gives each word a score to begin the answer and one
-to end it, and a score to "nothing answers". All passages share one normalization (Clark and Gardner 2018,
-arXiv:1710.10723), so the network also says which passage answers, and whether one does.
+to end it, and a score to "nothing answers"; what counts is the mean of two such networks. All passages share one
+normalization (Clark and Gardner 2018, arXiv:1710.10723), so they also say which passage answers, and whether one does.
 
 Of a word it sees the vector in the shipped token table, signs of its kind, whether the question has it, and the words
 of the question that are like it (aligned question embeddings, Chen et al. 2017, arXiv:1704.00051). Dilated convolutions
@@ -13,7 +13,7 @@ questions were learnt without vectors, so that languages whose words the table l
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
@@ -47,7 +47,18 @@ MIDDLE = 2
 Array = NDArray[np.float32]
 
 _CHARACTER = f"(?![\uac00-\ud7af]){UNSPACED.pattern}"  # Hangul has spaces
-_WORD = re.compile(rf"{_CHARACTER}|(?:(?!{_CHARACTER})[\w{SIGNS}'\u2019-])+")
+# A particle behind a Korean word is a word here: answers end before it. One of a syllable is known by the word that
+# follows, for nouns end in the same syllables.
+_LETTER = rf"(?:(?!{_CHARACTER})[\w{SIGNS}'\u2019-])"
+_LONG_PARTICLE = (
+    "(?:\uc5d0\uc11c\ub294|\uc5d0\uc11c|\uc5d0\uac8c|\uae4c\uc9c0|\ubd80\ud130|\uc774\ub77c\ub294|\ub77c\ub294|\uc774\ub2e4|\uc774\uba70|\uc774\uace0"
+    rf"|\uc73c\ub85c)(?!{_LETTER})"
+)
+_PARTICLE = r"[\uc740\ub294\uc774\uac00\uc744\ub97c\uc758\uc5d0\ub85c\uc640\uacfc\ub3c4\ub9cc]\s+\w"
+_WORD = re.compile(
+    rf"{_CHARACTER}|(?<=\w){_LONG_PARTICLE}|{_LETTER}+?(?={_LONG_PARTICLE})"
+    rf"|{_LETTER}{{2,}}?(?={_PARTICLE})|{_LETTER}+"
+)
 _PAUSE = re.compile("[,.;:!?\u3001\uff0c\u3002\uff1a\uff1b\u0964]\\s*$")
 _OPENING = re.compile('["\u201c\u201e\u00ab\u300c\u300e(\uff08]\\s*$')
 _NUMBER = re.compile(
@@ -99,7 +110,8 @@ def find_answers(
     asked = question_words(question)
     read = [passage_words(question, passages[owner][start:end]) for owner, start, end, _ in parts]
     places = np.array([[1 / (1 + part[0]), order[part[0]] if len(order) else 0.5] for part in parts], np.float32)
-    begins, ends, nothing = _scores(asked, read, places)
+    scores = [_scores(weights, asked, read, places) for weights in _networks()]
+    begins, ends, nothing = (np.mean(kind, axis=0) for kind in zip(*scores, strict=True))
     firsts = np.cumsum([0, *(len(part.found) for part in read)])
     for (owner, start, _, is_last), part, first in zip(parts, read, firsts, strict=False):
         if not is_last:  # the next part has these words, too
@@ -247,14 +259,17 @@ def _vectors(texts: Sequence[str]) -> tuple[Array, Array]:
 
 
 @cache
-def _weights() -> dict[str, Array]:
+def _networks() -> list[dict[str, Array]]:
+    """Return the weights of each network."""
     with np.load(WEIGHTS) as arrays:
-        return {name: arrays[name].astype(np.float32) for name in arrays}
+        networks = zip(*(arrays[name].astype(np.float32) for name in arrays.files), strict=True)
+        return [dict(zip(arrays.files, weights, strict=True)) for weights in networks]
 
 
-def _scores(asked: Words, windows: Sequence[Words], places: Array) -> tuple[Array, Array, float]:
+def _scores(
+    weights: Mapping[str, Array], asked: Words, windows: Sequence[Words], places: Array
+) -> tuple[Array, Array, float]:
     """Return the scores of all words of the windows to begin and to end the answer, and that of no answer."""
-    weights = _weights()
 
     def apply(name: str, x: Array) -> Array:
         return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]

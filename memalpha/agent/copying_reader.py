@@ -1,7 +1,7 @@
 """Answer from what was said, in its own words, without a language model.
 
-A small network (`agent.answer_spans`) finds the passage that answers and the words of it that do. It answers no
-abstract question, counts nothing and joins no two passages: a lower bound for evaluations, and what a memory without a
+Two small networks (`agent.answer_spans`) find the passage that answers and the words of it that do. They answer no
+abstract question, count nothing and join no two passages: a lower bound for evaluations, and what a memory without a
 language model answers.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import date
 
 from memalpha.agent.answer_spans import MOST_PASSAGES, NO_ANSWER, find_answers, order_of
 from memalpha.agent.dates import day_of, find_time, format_date
@@ -69,11 +70,11 @@ def copy_answer(question: str, entries: Sequence[MemoryEntry]) -> str:
     spans = find_answers(question, texts, order_of(entries), [] if _ASKS_FOR_PERSON.search(question) else labels)
     best = max(range(len(spans)), key=lambda number: spans[number].score)
     text, span, day = said[best], spans[best], day_of(entries[best].timestamp)
-    if day is not None and asks_for_time(question):
+    if asks_for_time(question):
         start = span.start - labels[best]
-        if time := find_time(question, text, day, (start, start + len(span.text))):
-            return time.text
-        if asks_for_day(question):
+        if time := find_time(question, text, day or date(2000, 1, 1), (start, start + len(span.text))):
+            return time.text if day is not None or time.is_named else text[time.start : time.end]
+        if day is not None and asks_for_day(question):
             return format_date(day)
     return span.text if span.score > NO_ANSWER else text
 

@@ -556,7 +556,7 @@ _STOP = frozenset(
 )
 
 
-NOTHING = 0.5
+NOTHING = 0.7
 """Chance that no entry answers from which on a reader abstains."""
 
 _ENGLISH = frozenset(_WORD.findall("what whats who whos whom whose where wheres when which why how does did the my"))

@@ -200,7 +200,7 @@ def test_what_somebody_says_of_himself_answers_nothing_about_another(question, e
     ("question", "text", "expected"),
     [
         ("犬の名前は何ですか?", "アナ: 大阪に引っ越しました。犬の名前はポチです。よろしく。", "ポチ"),
-        ("小明什么时候去上海?", "小明: 我下周三去上海。", "我下周三去上海"),
+        ("小明什么时候去上海?", "小明: 我下周三去上海。", "下周三"),
         ("Ann का कुत्ता?", "कुत्ता मोती है।", "मोती है"),
         ("Which Farbe?", "user: the Farbe is dark green", "dark green"),
     ],
@@ -321,7 +321,7 @@ def test_the_copying_floor():
     hits = shown("Ana: We swam yesterday. My sister Mara won the silver cup!")
     questions = ["When did Ana swim?", "What did Mara win?", "Who was there?"]
     answers = CopyReader().answer([(question, RetrievedMemory(hits)) for question in questions])
-    assert [answer.text for answer in answers][:2] == ["30 April 2024", "silver cup"]
+    assert [answer.text for answer in answers][:2] == ["30 April 2024", "the silver cup"]
     (nothing,) = CopyReader().answer([("What?", RetrievedMemory(()))])
     assert nothing.abstained and nothing.text == "unknown"
     assert copied("When was it?", "last year", "2024-05-01T10:00") == "2023"
