@@ -16,10 +16,11 @@ from memalpha.errors import ConfigError, DataError, did_you_mean
 from memalpha.tasks.catalog import MODULES, get_data_set, load_set, loader_options, locate, read_set, validate_options
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.dataset_info import DataSet
-from memalpha.tasks.formats.chats import NO_CHAT, is_chat_folder, load_chat_folder, load_chats, load_message_lines
+from memalpha.tasks.formats.chats import is_chat_folder, load_chat_folder, load_chats, load_message_lines
 from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.files import check_selection
 from memalpha.tasks.formats.jsonl import check_tasks, from_dataset, load_jsonl, save_jsonl
+from memalpha.tasks.formats.whatsapp import NO_CHAT
 from memalpha.text_files import parse_json_or_none, read_text, split_json_items
 from memalpha.types import Task
 

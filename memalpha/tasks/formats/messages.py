@@ -7,12 +7,12 @@ user.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, split_text
@@ -44,6 +44,21 @@ _OTHER_BLOCKS = frozenset(
     | {"server_tool_use", "mcp_tool_use", "mcp_tool_result", "web_search_tool_result", "web_fetch_tool_result"}
     | {"code_execution_tool_result", "container_upload", "compaction"}
 )
+
+
+class ExportedConversation(NamedTuple):
+    """Hold a conversation of an export; reading its utterances counts in `left_out` what is not read."""
+
+    id: str
+    meta: dict[str, Any]
+    utterances: Iterable[Utterance]
+    left_out: Counter[str]
+    location: str
+    start: str | None = None
+
+
+def one_line(name: object) -> str:
+    return " ".join(NO_TEXT.sub("\ufffd", str(name)).split())
 
 
 class SpeakerNames:

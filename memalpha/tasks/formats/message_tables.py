@@ -1,0 +1,163 @@
+"""Tables of messages (`.csv`, `.tsv`).
+
+The columns of speakers, words, times and conversations are known by their
+names (`_COLUMNS`, of seven languages); a conversation is a task. Beside `sender` or `sender_name`, ids in `sender_id`
+tell people apart. Messages that stand newest first are put in the order of time. The order of the numbers in its dates
+is decided like WhatsApp's.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from itertools import pairwise
+from pathlib import Path
+
+from memalpha.errors import DataError
+from memalpha.tasks.chunking import to_iso_time
+from memalpha.tasks.formats.files import iter_csv_rows, open_text
+from memalpha.tasks.formats.messages import ExportedConversation, SpeakerNames, Utterance, one_line
+from memalpha.tasks.formats.whatsapp import SPACES, TIME, DatedMessage, read_head, resolve_times
+from memalpha.types import parse_iso_time
+
+_COLUMNS = {
+    "speaker": "sender from author speaker user username sender_name from_name absender von autor verfasser benutzer "
+    "remitente de usuario expéditeur auteur mittente da autore remetente afzender name",
+    "text": "message text content body message_text nachricht inhalt mensaje texto contenido contenu messaggio testo "
+    "mensagem conteúdo bericht",
+    "day": "timestamp datetime date_time date/time date sent_at created_at message_date sent datum zeitstempel "
+    "zeitpunkt fecha fecha_y_hora data data_e_hora day tag",
+    "clock": "time zeit uhrzeit hora heure ora tijd",
+    "chat": "conversation_id conversation chat_id chat chat_session channel thread_id thread",
+}
+"""Names of columns in tables of messages, the best first."""
+_OTHER_DAYS = frozenset(("sent", "data", "day", "tag"))
+"""Names of columns of dates that hold something else in another language or another table."""
+_CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?(?: ?[ap]\.?m\.?)?", re.IGNORECASE)
+_EPOCH = re.compile(r"(\d{10})(?:\.\d+|\d{3})?")
+_OPEN_DATE = re.compile(r"\d{1,2}[./-] ?\d")
+_MAIL_DATE = re.compile(r"(?:[a-z]{3}, ?)?\d{1,2} [a-z]{3} \d{4},? \d{1,2}:\d{2}.*", re.IGNORECASE)
+_NO_IDS = ("", "null", "none", "nan")
+_TASK_COLUMNS = frozenset(("question", "context", "task", "chunk", "turn"))
+
+
+def find_columns(path: Path) -> dict[str, str] | None:
+    """Return the separator of a table of messages and its columns by what they hold; None for another table.
+
+    A table of messages has columns of speakers and words, and none of a task file.
+    """
+    if path.name == "chunks.csv":  # a table of a folder of tasks
+        return None
+    with open_text(path) as file:
+        try:
+            first_line = file.readline()
+        except UnicodeError:  # whoever reads it says where
+            return None
+    for mark in ",;\t":
+        header = next(csv.reader([first_line], delimiter=mark), [])
+        names = {re.sub("[ _-]+", "_", name.strip().lower()): name.strip() for name in header}
+        columns = {
+            kind: names[known[0]]
+            for kind, words in _COLUMNS.items()
+            if (known := [w for w in words.split() if w in names])
+        }
+        stem = re.sub("_?name$", "", re.sub("[ _-]+", "_", columns.get("speaker", "").lower()))
+        if (id_column := names.get(f"{stem}_id", names.get(f"{stem}id"))) and stem:
+            columns["id"] = id_column
+        is_named = columns.get("speaker", "").lower() != "name" or "day" in columns  # things have names, too
+        if columns.keys() >= {"speaker", "text"} and is_named and _TASK_COLUMNS.isdisjoint(names):
+            return {"separator": mark, **columns}
+    return None
+
+
+def read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> list[ExportedConversation]:
+    """Return the conversations of a table of messages; raises `DataError` for a time of no known form."""
+    used = [name for kind, name in columns.items() if kind != "separator"]
+    speakers = SpeakerNames()
+    rows = list(iter_csv_rows(path, used, columns["separator"]))
+    days, clocks = (
+        [row[columns[kind]].strip() if kind in columns else "" for _, row in rows] for kind in ("day", "clock")
+    )
+    if columns.get("day", "").lower() in _OTHER_DAYS and not any(_is_day(day) for day in days):
+        used.remove(columns["day"])
+        days = [""] * len(rows)
+    cells = [
+        f"{day} {clock}".strip() if clock and not _has_clock(day) else day
+        for day, clock in zip(days, clocks, strict=True)
+    ]
+    times = read_cells(["" if _CLOCK.fullmatch(cell) else cell for cell in cells], rows, path, dates)
+    conversations: dict[str, tuple[list[Utterance], Counter[str]]] = {}
+    for (_, row), cell, time in zip(rows, cells, times, strict=True):
+        chat = row[columns["chat"]].strip() if "chat" in columns else ""
+        utterances, left_out = conversations.setdefault(chat or path.stem, ([], Counter()))
+        speaker, text = one_line(row[columns["speaker"]]), row[columns["text"]].strip()
+        left_out["empty messages"] += not text
+        left_out["times without a day"] += _CLOCK.fullmatch(cell) is not None
+        left_out["other cells"] += sum(bool(cell.strip()) for name, cell in row.items() if name not in used)
+        id = row[columns["id"]].strip() if "id" in columns else ""
+        speaker = speakers.name(speaker or "unknown", None if id.lower() in _NO_IDS else id)
+        utterances.append((speaker, text, time))
+    return [
+        ExportedConversation(id, {"source": "table"}, _put_oldest_first(utterances), left_out, str(path))
+        for id, (utterances, left_out) in conversations.items()
+    ]
+
+
+def _put_oldest_first(utterances: list[Utterance]) -> list[Utterance]:
+    """Return utterances in the order of time if they stand newest first."""
+    times = [parse_iso_time(time).replace(tzinfo=None) for _, _, time in utterances if time is not None]
+    steps = [(a > b) - (a < b) for a, b in pairwise(times)]
+    return utterances[::-1] if steps.count(1) > 9 * steps.count(-1) else utterances
+
+
+def _read_time(cell: str) -> str | None:
+    """Return the ISO time in a cell that names or begins with the year, or counts seconds; None for another one."""
+    if _OPEN_DATE.match(cell):
+        return None
+    if (time := to_iso_time(cell.removesuffix(" UTC"))) is not None:
+        return time
+    with suppress(ValueError, TypeError):
+        if (match := _EPOCH.fullmatch(cell)) is not None:
+            return datetime.fromtimestamp(int(match[1]), UTC).replace(tzinfo=None).isoformat()
+        if _MAIL_DATE.fullmatch(cell):
+            return parsedate_to_datetime(cell).isoformat()
+    return None
+
+
+def _is_day(cell: str) -> bool:
+    """Return True for a cell with a date."""
+    plain = SPACES.sub(" ", cell)
+    return _read_time(cell) is not None or TIME.fullmatch(f"{plain} 0:00") is not None or _has_clock(cell)
+
+
+def _has_clock(cell: str) -> bool:
+    """Return True for a cell with a date and a time."""
+    return len(_read_time(cell) or "") > len("2024-05-24") or TIME.fullmatch(SPACES.sub(" ", cell)) is not None
+
+
+def read_cells(
+    cells: Sequence[str], rows: Sequence[tuple[str, object]], path: Path, dates: str | None
+) -> list[str | None]:
+    """Return the ISO times in cells, in the one order of dates that fits all; None for an empty cell."""
+    times = [_read_time(cell) for cell in cells]
+    messages: dict[int, tuple[DatedMessage, bool]] = {}
+    for index, (cell, (location, _)) in enumerate(zip(cells, rows, strict=True)):
+        plain = SPACES.sub(" ", cell)
+        if times[index] is not None or not plain:
+            continue
+        head = TIME.fullmatch(plain)
+        if (match := head or TIME.fullmatch(f"{plain} 0:00")) is None:
+            raise DataError(f"{location}: {cell!r} is no date or time in a known form (2024-05-24 21:05)")
+        line = int(location.rpartition(":")[2])
+        messages[index] = read_head(match, line, location), head is not None
+    if messages:
+        resolved = resolve_times([message for message, _ in messages.values()], path, dates)
+        for (index, (_, has_clock)), time in zip(messages.items(), resolved, strict=True):
+            form = "seconds" if time.second else "minutes"
+            times[index] = time.isoformat(timespec=form) if has_clock else time.date().isoformat()
+    return times
