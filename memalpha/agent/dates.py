@@ -39,7 +39,8 @@ _BREAK = re.compile(
     "(?P<sentence>[.!?]\\s|[\u3002\uff01\uff1f\\n])|[,;:]\\s|[\uff0c\u3001\uff1b]|\\b(?:and|but|then)\\b"
 )
 _SENTENCE, _CLAUSE, _BEFORE = 1000, 30, 5
-"""Characters for which the end of a sentence or a clause counts, and a time that stands before the words it is of."""
+"""Characters for which the end of a sentence or a clause counts, and a time that stands before the words it is of. No
+more of a sentence is looked at, either."""
 _REACH = 5000
 """Characters before and behind the likeliest answer that are looked at."""
 
@@ -125,20 +126,21 @@ def _distance(text: str, anchor: tuple[int, int], place: tuple[int, int]) -> int
 
 def _times(question: str, text: str, day: date) -> Iterator[Time]:
     """Yield the times of a text; of words that overlap, those of the first form."""
-    taken = list[tuple[int, int]]()
+    is_taken = bytearray(len(text))
     asks_of_past = _ASKS_OF_PAST.search(question) is not None
     for form, resolve, is_named, is_loose in _FORMS:
         for match in form.finditer(text):
             start, end = match.span()
-            sentence = text[max(text.rfind(mark, 0, start) for mark in (". ", "! ", "? ")) + 1 : start]
+            first = max(0, start - _SENTENCE)
+            sentence = text[max(first, *(text.rfind(mark, first, start) + 1 for mark in (". ", "! ", "? "))) : start]
             is_past = asks_of_past and not _IS_AHEAD.search(f"{question} {sentence}")
-            is_free = all(end <= first or last <= start for first, last in taken)
+            is_free = not any(is_taken[start:end])
             said = None
             if is_free:
                 with suppress(ValueError, OverflowError):  # no such day, or beyond the years 1 to 9999
                     said = resolve(match, day, is_past)
             if said:
-                taken.append((start, end))
+                is_taken[start:end] = b"\1" * (end - start)
                 yield Time(said, start, end, is_named and not match.groupdict().get("which"), is_loose)
 
 
