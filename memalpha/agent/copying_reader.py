@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import date
 
 from memalpha.agent.answer_spans import MOST_PASSAGES, NO_ANSWER, find_answers, order_of
 from memalpha.agent.dates import day_of, find_time, format_date
@@ -72,8 +71,8 @@ def copy_answer(question: str, entries: Sequence[MemoryEntry]) -> str:
     text, span, day = said[best], spans[best], day_of(entries[best].timestamp)
     if asks_for_time(question):
         start = span.start - labels[best]
-        if time := find_time(question, text, day or date(2000, 1, 1), (start, start + len(span.text))):
-            return time.text if day is not None or time.is_named else text[time.start : time.end]
+        if time := find_time(question, text, day, (start, start + len(span.text))):
+            return time.text
         if day is not None and asks_for_day(question):
             return format_date(day)
     return span.text if span.score > NO_ANSWER else text

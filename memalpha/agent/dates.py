@@ -47,6 +47,7 @@ _REACH = 5000
 _ASKS_FOR_CLOCK = re.compile(r"\W*when(?: (?:do|does|is|are)|['\u2019]s)\b|(?:\w+ )?what time\b", re.I)
 _ASKS_OF_PAST = re.compile(r"\b(?:did|was|were|has|have|had|ago)\b", re.I)
 _IS_AHEAD = re.compile(r"\b(?:will|plan|planning|going to|gonna)\b|['\u2019]ll\b", re.I)
+_ANY_DAY = date(2000, 1, 1)
 _BY = {"last": -1, "since": -1, "next": 1}
 _Resolver = Callable[[re.Match[str], date, bool], str | None]
 _Form = tuple[re.Pattern[str], _Resolver, bool, bool]
@@ -78,7 +79,7 @@ def day_of(timestamp: str | None) -> date | None:
         return None
 
 
-def find_time(question: str, text: str, day: date, span: tuple[int, int] = (0, 0)) -> Time | None:
+def find_time(question: str, text: str, day: date | None, span: tuple[int, int] = (0, 0)) -> Time | None:
     """Return the time that a text names for a question; None if it names none.
 
     Of several it is the one nearest to words of the question, rather behind than before them. A clock time answers
@@ -87,7 +88,7 @@ def find_time(question: str, text: str, day: date, span: tuple[int, int] = (0, 0
     Args:
         question: text of the question.
         text: what was said.
-        day: the day on which it was said.
+        day: the day on which it was said; None if it is not known, so that the text's own words stand for the time.
         span: first character of the likeliest answer in the text, and the one behind it. It takes the place of the
             words of the question if the text has none.
     """
@@ -124,7 +125,7 @@ def _distance(text: str, anchor: tuple[int, int], place: tuple[int, int]) -> int
     return len(between) + sum(breaks) + _BEFORE * (place[0] < anchor[0])
 
 
-def _times(question: str, text: str, day: date) -> Iterator[Time]:
+def _times(question: str, text: str, day: date | None) -> Iterator[Time]:
     """Yield the times of a text; of words that overlap, those of the first form."""
     is_taken = bytearray(len(text))
     asks_of_past = _ASKS_OF_PAST.search(question) is not None
@@ -138,10 +139,11 @@ def _times(question: str, text: str, day: date) -> Iterator[Time]:
             said = None
             if is_free:
                 with suppress(ValueError, OverflowError):  # no such day, or beyond the years 1 to 9999
-                    said = resolve(match, day, is_past)
+                    said = resolve(match, day or _ANY_DAY, is_past)
             if said:
                 is_taken[start:end] = b"\1" * (end - start)
-                yield Time(said, start, end, is_named and not match.groupdict().get("which"), is_loose)
+                is_clear = is_named and not match.groupdict().get("which")
+                yield Time(said if is_clear or day is not None else match[0], start, end, is_clear, is_loose)
 
 
 def _named(match: re.Match[str], day: date, is_past: bool) -> str | None:

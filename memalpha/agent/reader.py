@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
 from functools import cache, partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -618,8 +617,7 @@ def _when(question: str, text: str, timestamp: str | None, span: tuple[int, int]
     if not asks_for_time(question):
         return None
     day = day_of(timestamp)
-    time = find_time(question, text, day or date(2000, 1, 1), span)
-    if time is not None:
+    if (time := find_time(question, text, day, span)) is not None:
         return text if time.is_named or day is None else time.text
     return None if not asks_for_day(question) else text if CLOCK.search(text) else timestamp
 
