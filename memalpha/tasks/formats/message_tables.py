@@ -76,7 +76,16 @@ def find_columns(path: Path) -> dict[str, str] | None:
 
 
 def read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> list[ExportedConversation]:
-    """Return the conversations of a table of messages; raises `DataError` for a time of no known form."""
+    """Return the conversations of a table of messages.
+
+    Args:
+        path: The file.
+        columns: Its columns (`find_columns`).
+        dates: Order of the dates, "day-first" or "month-first"; None decides over the whole file.
+
+    Raises:
+        DataError: A row is ragged, or a time has no known form.
+    """
     used = [name for kind, name in columns.items() if kind != "separator"]
     speakers = SpeakerNames()
     rows = list(iter_csv_rows(path, used, columns["separator"]))
@@ -143,7 +152,17 @@ def _has_clock(cell: str) -> bool:
 def read_cells(
     cells: Sequence[str], rows: Sequence[tuple[str, object]], path: Path, dates: str | None
 ) -> list[str | None]:
-    """Return the ISO times in cells, in the one order of dates that fits all; None for an empty cell."""
+    """Return the ISO times in cells, in the one order of dates that fits all; None for an empty cell.
+
+    Args:
+        cells: The cells.
+        rows: File and line of each, and what else stands there.
+        path: The file, for messages.
+        dates: Order of the dates; None finds it.
+
+    Raises:
+        DataError: A cell has no known form, or the order stays open.
+    """
     times = [_read_time(cell) for cell in cells]
     messages: dict[int, tuple[DatedMessage, bool]] = {}
     for index, (cell, (location, _)) in enumerate(zip(cells, rows, strict=True)):

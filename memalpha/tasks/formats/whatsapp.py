@@ -118,7 +118,13 @@ class DatedMessage:
 def read_whatsapp(text: str, path: Path, dates: str | None) -> ExportedConversation:
     """Return the chat of an exported text; its id is the file's name.
 
-    Raises `DataError` if a date does not exist, or the order of dates stays open.
+    Args:
+        text: The text.
+        path: Its file, for messages.
+        dates: Order of the dates, one of `DATE_ORDERS`; None decides over the whole file.
+
+    Raises:
+        DataError: A date does not exist, or the order of dates stays open.
     """
     messages = list(_parse(text, str(path)))
     times = resolve_times(messages, path, dates)
@@ -170,7 +176,17 @@ def _parse(text: str, location: str) -> Iterator[DatedMessage]:
 
 
 def read_head(head: re.Match[str], number: int, location: str, text: str = "") -> DatedMessage:
-    """Return the message with this date and time; raises `DataError` if there is no such time."""
+    """Return the message with a date and a time.
+
+    Args:
+        head: Match of `TIME`.
+        number: Number of its line.
+        location: File and line, for messages.
+        text: Name and words.
+
+    Raises:
+        DataError: There is no such time.
+    """
     hour, minute, second = int(head["hour"]), int(head["minute"]), int(head["seconds"] or 0)
     if half := head["before"] or head["after"]:
         if hour > 12:
@@ -229,7 +245,16 @@ def _placeholder_kind(line: str, *, is_of_app: bool = True) -> str | None:
 
 
 def resolve_times(messages: Sequence[DatedMessage], path: Path, dates: str | None) -> list[datetime]:
-    """Return the time of each message in the one order of dates that fits the whole file."""
+    """Return the time of each message in the one order of dates that fits the whole file.
+
+    Args:
+        messages: The messages, of which the times run forwards or backwards.
+        path: Their file, for messages.
+        dates: Order of the dates, one of `DATE_ORDERS`; None finds it.
+
+    Raises:
+        DataError: A date does not exist, or the order stays open.
+    """
     if dates is not None and dates not in DATE_ORDERS:
         raise DataError(f"dates={dates}: use {' or '.join(DATE_ORDERS)}")
     orders = DATE_ORDERS if dates is None else (dates,)
