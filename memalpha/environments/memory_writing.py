@@ -99,7 +99,14 @@ class MemoryWriting:
         return WorkingMemory(MemoryState.empty(self.schema, unique_contents=True), self.embedder)
 
     def act(self, memory: WorkingMemory, chunk: Chunk, task: Task, completion: Completion) -> Turn:
-        """Apply the tool calls of a reply to the memory."""
+        """Apply the tool calls of a reply to the memory, by training's rules.
+
+        Args:
+            memory: The memory; it is changed.
+            chunk: Chunk that was read.
+            task: Task of the chunk, whose id is the source of what is written.
+            completion: The reply.
+        """
         form, tools = self.config.reply_form, load_tools(self.config.tools)
         return act(memory, chunk, completion, source=task.id, form=form, tools=tools, strict=True)
 
