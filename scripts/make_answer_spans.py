@@ -1,4 +1,4 @@
-"""Train the networks of `memalpha/agent/answer_spans.py`: `python scripts/make_answer_spans.py DATA`.
+"""Train the networks of `memalpha/store/search/answer_spans.py`: `python scripts/make_answer_spans.py DATA`.
 
 DATA is a folder with these files of public question sets, by the names that they have there:
 
@@ -45,7 +45,8 @@ from torch import nn
 from torch.nn import functional
 
 from memalpha import MemoryStore
-from memalpha.agent.answer_spans import (
+from memalpha.qa.scoring.metrics import best_score
+from memalpha.store.search.answer_spans import (
     DILATIONS,
     MIDDLE,
     WEIGHTS,
@@ -55,7 +56,6 @@ from memalpha.agent.answer_spans import (
     passage_words,
     question_words,
 )
-from memalpha.qa.scoring.metrics import best_score
 from memalpha.store.search.lexical import UNSPACED
 from memalpha.store.values import holds_answer
 from memalpha.tasks.load import load_tasks

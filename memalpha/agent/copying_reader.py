@@ -1,7 +1,7 @@
 """Answer from what was said, in its own words, without a language model.
 
-Two small networks (`agent.answer_spans`) find the passage that answers and the words of it that do. They answer no
-abstract question, count nothing and join no two passages: a lower bound for evaluations, and what a memory without a
+Two small networks (`store.search.answer_spans`) find the passage that answers and the words of it that do. They answer
+no abstract question, count nothing and join no two passages: a lower bound for evaluations, and what a memory without a
 language model answers.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memalpha.agent.answer_spans import MOST_PASSAGES, NO_ANSWER, find_answers, order_of
 from memalpha.agent.dates import day_of, find_time, format_date
 from memalpha.agent.prompts import ABSTAIN
 from memalpha.agent.reader import (
@@ -25,6 +24,7 @@ from memalpha.agent.reader import (
 )
 from memalpha.agent.transcript import split_label
 from memalpha.config import ReaderConfig
+from memalpha.store.search.answer_spans import MOST_PASSAGES, NO_ANSWER, find_answers, order_of
 from memalpha.types import MemoryEntry
 
 _ASKS_FOR_PERSON = re.compile(r"\bwho(?:m|se)?\b", re.I)

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from memalpha.agent.answer_spans import MOST_PASSAGES, find_answers, order_of
 from memalpha.agent.dates import CLOCK, day_of, find_time
 from memalpha.agent.parsing import after_thinking, parse_calls
 from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
@@ -40,6 +39,7 @@ from memalpha.policy.reply_cache import cache_frozen
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.store.memory import Memory
 from memalpha.store.search import lexical
+from memalpha.store.search.answer_spans import MOST_PASSAGES, find_answers, order_of
 from memalpha.store.search.lexical import UNSPACED, stem
 from memalpha.store.values import contains, is_abstention, is_contradictory, is_same, key_value, slot_value
 from memalpha.types import Completion, Hit, MemoryEntry, Question, SampleRequest, ToolCall
@@ -466,7 +466,7 @@ class ExtractiveReader:
 
 
 class QuotingReader(ExtractiveReader):
-    """Answer with the value of a note, or a sentence, that a small network takes for the answer (`agent.answer_spans`).
+    """Answer with the value of a note, or a sentence, that two small networks take for the answer (`answer_spans`).
 
     This is what a `MemoryAgent` answers without a language model, and with one as small as "smol". It reads the core
     memory, too. "How many" counts notes as `ExtractiveReader` does, and a note whose key has a word of the question is

@@ -116,7 +116,7 @@ def search(
         around: Show this much source text around each hit.
         min_score: Leave out hits below it. Routes that add parts score relative to the other entries; the scores of
             dense and bm25 are not relative.
-        reranker: A cross-encoder, by name or folder, that orders the first hits.
+        reranker: Orders the first hits anew: "spans", which ships, or a cross-encoder, by name or folder.
 
     Raises:
         StoreError: There is no store, or an option does not fit.

@@ -2,10 +2,10 @@
 
 Each conversation is a `MemoryStore` of its turns, stored as the system `rag` stores them. A question is searched for
 among the chunks that it may know (`asked_after_chunk`). Its evidence are turns; a text that was said twice is stored
-once and stands for both. The methods are the routes of
-`MemoryStore.search`, and beside them BM25 of the package bm25s (Lu 2024, arXiv 2407.03618) where it is installed, with
-its English stop words, Snowball's English stems, and bigrams of Chinese, Japanese and Korean characters. The route
-`dense` is the plain inner product of question and turn. A method by words alone returns no entry that shares none.
+once and stands for both. The methods are the routes of `MemoryStore.search`, its default with the reranker "spans", and
+BM25 of the package bm25s (Lu 2024, arXiv 2407.03618) where it is installed, with its English stop words, Snowball's
+English stems, and bigrams of Chinese, Japanese and Korean characters. The route `dense` is the plain inner product of
+question and turn. A method by words alone returns no entry that shares none.
 
 | metric    | meaning                                                                                  |
 |-----------|------------------------------------------------------------------------------------------|
@@ -113,6 +113,8 @@ def recall_metrics(ranks: Sequence[EvidenceRanks]) -> dict[str, Any]:
 
 BM25S = "bm25s"
 """Method: BM25 of the package bm25s."""
+SPANS = "spans"
+"""Method: the default route, then the reranker of this name."""
 WITHOUT_EMBEDDER = ("bm25", BM25S)
 _WITHOUT_SPACES = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af]+")
 
@@ -153,7 +155,7 @@ def _measure_set(name: str, tasks: Sequence[Task], embedders: Sequence[str]) -> 
     """Return a row for each method on one set."""
     rows = []
     for number, embedder in enumerate(embedders):
-        methods: list[str] = [route for route in ROUTES if number == 0 or route not in WITHOUT_EMBEDDER]
+        methods = [*(route for route in ROUTES if number == 0 or route not in WITHOUT_EMBEDDER), SPANS]
         methods += [BM25S] if number == 0 and importlib.util.find_spec("bm25s") else []
         ranks: dict[str, list[tuple[str, EvidenceRanks]]] = {method: [] for method in methods}
         with show_progress("conversations") as progress:
@@ -201,7 +203,7 @@ def measure_task(task: Task, embedder: str, methods: Sequence[str]) -> dict[str,
     Args:
         task: Task; questions without evidence are left out.
         embedder: Name of the embedder.
-        methods: Routes of the store, or `BM25S`.
+        methods: Routes of the store, `SPANS` or `BM25S`.
 
     Raises:
         DataError: The evidence of a question is the id of no turn with words.
@@ -217,7 +219,8 @@ def measure_task(task: Task, embedder: str, methods: Sequence[str]) -> dict[str,
         for last, questions in _questions_by_chunk(task, entry_ids).items():
 
             def search(queries: Sequence[str], k: int, method: Any, last: int = last) -> list[list[MemoryEntry]]:
-                results = store.search_many(queries, k, route=method, where={"chunk": {"$lte": last}})
+                how = {"reranker": SPANS} if method == SPANS else {"route": method}
+                results = store.search_many(queries, k, where={"chunk": {"$lte": last}}, **how)
                 return [[hit.entry for hit in hits if hit.score > 0 or method != "bm25"] for hits in results]
 
             visible = [entry for entry in distinct if entry.chunk is not None and entry.chunk <= last]

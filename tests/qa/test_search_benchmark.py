@@ -47,9 +47,12 @@ def test_ranks_by_hand(tmp_path):
     pytest.importorskip("bm25s")
     result = run_search(settings(tmp_path, TASK, out=str(tmp_path / "run"), embedders=["hash", "static"]))
     assert [(row["method"], row["embedder"]) for row in result["retrieval"]] == [
-        *((method, "none" if method == "bm25" else "hash") for method in ("soft", "flat", "dense", "bm25", "hard")),
+        *(
+            (method, "none" if method == "bm25" else "hash")
+            for method in ("soft", "flat", "dense", "bm25", "hard", "spans")
+        ),
         ("bm25s", "none"),
-        *((method, "static") for method in ("soft", "flat", "dense", "hard")),
+        *((method, "static") for method in ("soft", "flat", "dense", "hard", "spans")),
     ]
     for row in result["retrieval"]:  # the repeated turn is one entry; Porto is not known yet when q2 is asked
         assert (row["questions"], row["recall@5"], row["mrr"]) == (3, 0.6667, 0.6667)

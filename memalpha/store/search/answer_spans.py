@@ -26,7 +26,7 @@ from memalpha.store.embedding import StaticEmbedder
 from memalpha.store.search.lexical import SIGNS, STOP_WORDS, UNSPACED, words
 from memalpha.types import MemoryEntry
 
-WEIGHTS = Path(__file__).parents[1] / "weights" / "spans" / "spans.npz"
+WEIGHTS = Path(__file__).parents[2] / "weights" / "spans" / "spans.npz"
 WINDOW = 150
 """Most words of a passage that are read at once; a longer one is read in parts."""
 LONGEST = 30

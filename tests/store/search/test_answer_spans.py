@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from make_answer_spans import Batch, Example, Network, Passage, Row
 from memories import working_memory
 
-from memalpha.agent import answer_spans
-from memalpha.agent.answer_spans import LONGEST, WINDOW, best_span, find_answers, order_of, passage_words
+from memalpha import MemoryStore
 from memalpha.agent.copying_reader import copy_answer
 from memalpha.agent.reader import QuotingReader, RetrievedMemory
+from memalpha.store.search import answer_spans
+from memalpha.store.search.answer_spans import LONGEST, WINDOW, best_span, find_answers, order_of, passage_words
 from memalpha.types import MemoryEntry
 
 
@@ -142,3 +143,23 @@ def test_a_korean_particle_is_a_word_of_its_own():
         *("세종", "이", "1443년", "에", "NASA", "가", "서울", "에서는", "만든", "rock'n'roll", "회의", "학교", "으로"),
         *("사과", "고양이"),
     ]
+
+
+def test_the_reranker_that_ships_prefers_what_answers() -> None:
+    store = MemoryStore.open(":memory:")
+    told = ["Birthdays are fun in June.", "Mia was born on 3 June 1991.", "Mia's birthday cake had candles."]
+    store.insert_many({"category": "episodic", "content": content} for content in told)
+    query = "When is Mia's birthday?"
+    assert store.search(query)[0].entry.content == told[0]
+    hits = store.search(query, 2, reranker="spans")
+    assert hits[0].entry.content == told[1]
+    assert [hit.score for hit in hits] == [hit.explain["rerank"] for hit in hits]
+    assert MemoryStore.open(":memory:").search(query, reranker="spans") == []
+
+
+def test_the_reranker_that_ships_reads_twenty_hits_and_leaves_the_rest_in_order() -> None:
+    store = MemoryStore.open(":memory:")
+    store.insert_many({"category": "semantic", "content": f"note {number} about boats"} for number in range(60))
+    before, after = (store.search("boats", 60, reranker=reranker) for reranker in (None, "spans"))
+    assert {hit.entry.id for hit in before} == {hit.entry.id for hit in after}
+    assert [(hit.entry.id, hit.score) for hit in after[20:]] == [(hit.entry.id, hit.score) for hit in before[20:]]
