@@ -51,7 +51,7 @@ _KINDS = {
     "notices": re.compile("☎.*"),
 }
 _BARE_NOTICE = re.compile(
-    r".+님이 (?:들어왔|나갔|.+님을 (?:초대|내보)).*|채팅방 관리자가 메시지를 가렸습니다\.?|"
+    r".{1,80}님이 (?:들어왔|나갔|.+님을 (?:초대|내보)).*|채팅방 관리자가 메시지를 가렸습니다\.?|"
     r"\S.{0,80} (?:joined|left|invited .+ to) (?:this|the) chatroom\.?"
 )
 """Line of KakaoTalk's desktop between two messages."""

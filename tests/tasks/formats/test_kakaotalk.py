@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,11 @@ def test_other_languages_and_exports_without_their_title(tmp_path, text):
 def test_messages_before_the_first_day_are_counted(tmp_path):
     task, turns = chat(tmp_path, LINE.replace("2024/05/03(金)\n14:31", "14:30\t花子\tあ\n\n2024/05/03(金)\n14:31", 1))
     assert len(turns) == 3 and task.meta["left_out"]["lines before the first message"] == 1
+
+
+def test_lines_that_begin_like_notices_take_no_time(tmp_path):
+    text, started = f"{DESKTOP}{'님이 ' * 100_000}님을\n", time.monotonic()
+    assert chat(tmp_path, text)[1] and time.monotonic() - started < 10
 
 
 def test_a_weekday_that_fits_both_orders_is_asked_for(tmp_path):
