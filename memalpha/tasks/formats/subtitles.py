@@ -17,7 +17,11 @@ _CLOCK = r"(?:\d+:)?\d{1,2}:\d{2}"
 _CUE = re.compile(rf"^[ \t]*{_CLOCK}[,.]\d{{3}} +--> +{_CLOCK}[,.]\d{{3}}.*\n?", re.MULTILINE)
 _START = re.compile(rf"\s*(?:WEBVTT\b|\d+ *\n{_CUE.pattern})", re.MULTILINE)
 _VOICE = re.compile(r"<v(?:\.\S*)? +([^<>\s][^<>\n]*)>")
-_TAG = re.compile(r"</?[a-zA-Z0-9][^<>]*>|\{\\[^{}]*\}")
+_TAG = re.compile(
+    r"</?(?:[bcisuv]|br ?/?|em|font|lang|rt|ruby|span|strong)(?:\.[^<>\s]*)?>|<(?:v|font|lang|span)[. ][^<>]*>|"
+    r"<\d[\d:.]*>|\{\\[^{}]*\}",
+    re.IGNORECASE,
+)
 _LABEL = re.compile(r"([^\s:][^:\n]{0,60}): +(?=\S)")
 _HEADS = tuple(
     re.compile(form)

@@ -65,6 +65,12 @@ def test_subtitles_without_speakers_are_a_text(tmp_path):
         load_tasks(tmp_path / "none.vtt")
 
 
+def test_only_tags_of_subtitles_are_no_words(tmp_path):
+    words = '<i>If</i> a<b and c>d, <FONT color="red">3 <5 & 7> 2</font>, <Ana> says <c.loud>so</c>.'
+    (tmp_path / "talk.srt").write_text(cue(1, words, ","))
+    assert read_chunks(tmp_path / "talk.srt", None)[0].text == "If a<b and c>d, 3 <5 & 7> 2, <Ana> says so."
+
+
 def test_words_before_the_first_speaker_are_kept(tmp_path):
     (tmp_path / "a.vtt").write_text("WEBVTT\n\n" + cue(1, "Hi.") + cue(2, "<v Ana>Hello."))
     assert [turn.speaker for turn in load_tasks(tmp_path / "a.vtt")[0].chunks[0].turns] == ["unknown", "Ana"]
