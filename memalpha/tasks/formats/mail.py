@@ -14,9 +14,9 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
-from email import policy
 from email.errors import MessageError
 from email.message import EmailMessage, MIMEPart
+from email.policy import EmailPolicy
 from email.utils import parseaddr, parsedate_to_datetime
 from html.parser import HTMLParser
 from mmap import ACCESS_READ, mmap
@@ -49,6 +49,19 @@ _BREAKS = frozenset(
 _CELLS = frozenset(("td", "th"))
 _DEEPEST_QUOTE = 20
 _SILENT = frozenset(("style", "script", "title"))
+_WHOLE_FIELDS = ("subject", "references", "in-reply-to")
+_LONGEST_FIELD = 2000  # characters of the others: the parser takes quadratic time
+
+
+class _Policy(EmailPolicy):
+    """Read the beginning of long fields, as of hostile mails."""
+
+    def header_source_parse(self, sourcelines: list[str]) -> tuple[str, str]:
+        name, value = super().header_source_parse(sourcelines)
+        return name, value if name.lower() in _WHOLE_FIELDS else value[:_LONGEST_FIELD]
+
+
+_POLICY = _Policy()
 
 
 def is_mail(path: Path) -> bool:
@@ -93,7 +106,7 @@ def read_mails(path: Path, left_out: Counter[str]) -> list[tuple[str, str, str |
     mails: list[_Mail] = []
     for data in _split(path):
         try:
-            mail = email.message_from_bytes(data, policy=policy.default)
+            mail = email.message_from_bytes(data, policy=_POLICY)
             name, address = parseaddr(str(mail["from"] or ""))
             names = set(re.findall(r"\w+", f"{name} {address.partition('@')[0]}".lower()))
             author, subject = (" ".join(text.split()) for text in (name or address, str(mail["subject"] or "")))
