@@ -271,6 +271,11 @@ _SLACK_NAMES = ("display_name", "real_name", "name")
 SLACK_DAY = re.compile(r"\d{4}-\d\d-\d\d\.json")
 _SLACK_LINK = re.compile(r"<([@#!]?)([^<>|]+)(?:\|([^<>]*))?>")
 _META_MEDIA = ("photos", "videos", "audio_files", "gifs", "files", "sticker", "share")
+_META_ENCRYPTED = {
+    **{"senderName": "sender_name", "timestamp": "timestamp_ms", "text": "content"},
+    **{"media": "photos", "isUnsent": "is_unsent"},
+}
+"""Fields of the download of Messenger's encrypted chats."""
 _META_NOTE = re.compile(r"Reacted .{1,12} to your message ?|Liked a message|.{1,80} sent an attachment\.")
 _GOOGLE_TIMES = ("%A, %B %d, %Y at %I:%M:%S %p UTC", "%A, %d %B %Y at %H:%M:%S UTC")
 
@@ -322,7 +327,7 @@ def find_reader(value: Mapping[str, Any]) -> tuple[str, Callable[..., Iterator[U
     """Return source and reader of the messages of Instagram and Messenger, or of Google Chat; None for others."""
     messages = value.get("messages")
     if is_messages(messages) and messages[0].keys().isdisjoint(("role", "author")):
-        if "participants" in value and "sender_name" in messages[0]:
+        if "participants" in value and not {"sender_name", "senderName"}.isdisjoint(messages[0]):
             return "messenger", _read_meta
         if "created_date" in messages[0]:
             return "google-chat", _read_google_chat
@@ -331,6 +336,10 @@ def find_reader(value: Mapping[str, Any]) -> tuple[str, Callable[..., Iterator[U
 
 def _read_meta(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> Iterator[Utterance]:
     """Yield the messages of Instagram or Messenger, which stand newest first, by time."""
+    if "senderName" in messages[0]:
+        messages = [
+            {_META_ENCRYPTED.get(key, key): m[key] for key in m} if isinstance(m, Mapping) else m for m in messages
+        ]
     places = [f"{path}: messages[{number}]" for number in range(len(messages))]
     times = [require_field(*item) for item in zip(messages, repeat("timestamp_ms"), repeat(int), places)]
     for number in sorted(range(len(messages)), key=lambda number: (times[number], -number)):

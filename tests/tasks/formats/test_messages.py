@@ -283,6 +283,18 @@ def test_a_chat_of_messenger_is_read_by_time_with_its_letters_mended(tmp_path):
     assert task.meta["left_out"] == {"media": 3, "deleted messages": 1, "notices": 2}
 
 
+def test_an_encrypted_chat_of_messenger(tmp_path):
+    def sent(seconds, text, **fields):
+        return {"senderName": "Bo", "timestamp": 1_714_746_660_000 + seconds * 1000, "text": text, **fields}
+
+    messages = [sent(2, "", media=[{"uri": "a.jpg"}], type="media"), sent(1, "Já?", media=[], isUnsent=False)]
+    chat = {"participants": ["Ana", "Bo"], "threadName": "Bo_1", "messages": [*messages, sent(0, "x", isUnsent=True)]}
+    (tmp_path / "Bo_1.json").write_text(json.dumps(chat))
+    task, turns = said_in(tmp_path / "Bo_1.json")
+    assert turns == [("2024-05-03T14:31:01", "Bo", "Já?")]
+    assert task.meta == {"source": "messenger", "left_out": {"media": 1, "deleted messages": 1}}
+
+
 def test_a_chat_of_google(tmp_path):
     def sent(text, email, date="Friday, May 3, 2024 at 2:31:05\u202fPM UTC", **fields):
         return {"creator": {"name": "Ana", "email": email}, "created_date": date, "text": text, **fields}
