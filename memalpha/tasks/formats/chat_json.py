@@ -184,14 +184,14 @@ def _join_lines(texts: Iterable[Any]) -> str:
     return "\n".join(text for text in texts if isinstance(text, str) and text.strip())
 
 
-def _from_unix(value: Any, location: str) -> str | None:
-    """Return seconds since 1970 as an ISO time in UTC; None for None."""
+def _from_unix(value: Any, location: str, unit: int = 1) -> str | None:
+    """Return seconds since 1970, or `unit` parts of them, as an ISO time in UTC; None for None."""
     if value is None:
         return None
     try:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError
-        return datetime.fromtimestamp(value, UTC).replace(tzinfo=None).isoformat(timespec="seconds")
+        return datetime.fromtimestamp(value / unit, UTC).replace(tzinfo=None).isoformat(timespec="seconds")
     except (ValueError, OverflowError, OSError) as error:
         raise DataError(f"{location}: {value!r} is no time in seconds since 1970") from error
 
@@ -202,9 +202,9 @@ def _from_iso(value: Any, location: str) -> str | None:
         return None
     try:
         time = parse_iso_time(value)
-    except (ValueError, AttributeError) as error:
+        return (time.astimezone(UTC) if time.tzinfo else time).replace(tzinfo=None).isoformat(timespec="seconds")
+    except (ValueError, AttributeError, OverflowError) as error:
         raise DataError(f"{location}: {value!r} is no ISO 8601 time") from error
-    return (time.astimezone(UTC) if time.tzinfo else time).replace(tzinfo=None).isoformat(timespec="seconds")
 
 
 def is_messenger_chat(value: Mapping[str, Any]) -> bool:
@@ -353,7 +353,7 @@ def _read_meta(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> I
         elif "call_duration" in message or _META_NOTE.fullmatch(text):
             left_out["notices"] += not has_media
         else:
-            time = _from_unix(times[number] / 1000, f"{places[number]}.timestamp_ms")
+            time = _from_unix(times[number], f"{places[number]}.timestamp_ms", 1000)
             yield one_line(name) or "unknown", NO_TEXT.sub("\ufffd", text), time
 
 

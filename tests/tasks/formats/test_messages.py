@@ -221,6 +221,14 @@ def test_chats_that_were_left_may_be_none_or_listed_twice(tmp_path, left):
             r"messages\[0\]: field 'timestamp_ms' is missing",
         ),
         (
+            {"participants": [], "messages": [{"sender_name": "Ana", "content": "hi", "timestamp_ms": 10**400}]},
+            r"messages\[0\]\.timestamp_ms: 10+ is no time",
+        ),
+        (
+            [{"uuid": "a", "created_at": "9999-12-31T23:59:59-10:00", "chat_messages": []}],
+            "is no ISO 8601 time",
+        ),
+        (
             [{"conversations": [{"from": "human", "value": "hi"}]}],
             r"row 0: no task, for it has no 'chunks': .* or messages in a \.json",
         ),
