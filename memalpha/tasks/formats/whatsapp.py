@@ -187,11 +187,12 @@ def read_head(head: re.Match[str], number: int, location: str, text: str = "") -
     Raises:
         DataError: There is no such time.
     """
-    hour, minute, second = int(head["hour"]), int(head["minute"]), int(head["seconds"] or 0)
+    hour, minute, second = (int(head[name] or 0) for name in ("hour", "minute", "seconds"))
     if half := head["before"] or head["after"]:
         if hour > 12:
             raise DataError(f"{location}: hour {hour} does not exist on a 12-hour clock")
         hour = hour % 12 + 12 * (not half.lower().startswith(_MORNING))
+    hour *= hour != 24  # the clock of some browsers begins a day with 24:00
     if hour > 23 or minute > 59 or second > 59:
         raise DataError(f"{location}: there is no time {hour:02}:{minute:02}:{second:02}")
     day = head["first"], head["second"], head["third"]
