@@ -142,15 +142,18 @@ def is_chat_text(text: str, *, any_names: bool) -> bool:
 
     Args:
         text: The text.
-        any_names: A text that begins with a message need not have names in most of its messages, as a log of a program.
+        any_names: If a text begins with a message, somebody who speaks twice is enough; else most messages need names.
     """
     lines = [line for line in text.split("\n") if line.strip()]
     first = next((number for number, line in enumerate(lines[:6]) if _match_head(line)), None)
-    if first is None or (first == 0 and any_names):
-        return first == 0
+    if first is None:
+        return False
     heads = [(line, match.end()) for line in lines[first:] if (match := _match_head(line))]
-    names = (_NAME.match(_MARKS.sub("", _after_head(line, end))) for line, end in heads)
-    named = sum(name is not None and not _LEVEL.search(name[1]) for name in names)
+    matches = (_NAME.match(_MARKS.sub("", _after_head(line, end))) for line, end in heads)
+    names = [match[1] for match in matches if match is not None]
+    if first == 0 and any_names and len(set(names)) < len(names):
+        return True
+    named = sum(not _LEVEL.search(name) for name in names)
     return 2 * named >= (len(lines) - first if first else len(heads)) and (first == 0 or named > 1)
 
 

@@ -165,6 +165,7 @@ def test_a_chat_of_any_ending_may_begin_with_some_lines_of_the_app(tmp_path, nam
         ("diary.txt", f"My diary\nBo showed me this:\n{CHAT}I was glad.\nThen I slept.\nNext day it rained.\n"),
         ("diary.txt", "My diary\n24/05/2024, 21:05 - Trip: we went to the sea.\n"),
         ("diary.txt", "A day.\n" * 6 + CHAT),
+        ("diary.txt", "24/05/2024, 21:05 - Rain.\n25/05/2024, 21:05 - Trip: the sea.\n26/05/2024, 21:05 - Rain.\n"),
     ],
 )
 def test_a_text_that_only_holds_some_messages_stays_a_text(tmp_path, name, text):
@@ -183,7 +184,8 @@ def test_a_text_that_only_holds_some_messages_stays_a_text(tmp_path, name, text)
         ("1403/2/14, 21:05 - Ana: a", {}, r"chat\.txt:1: there is no date 1403/2/14, .* from 2009 on"),
         ("24/05/2024, 21:61 - Ana: a", {}, r"chat\.txt:1: there is no time 21:61"),
         ("24/05/2024, 13:05 pm - Ana: a", {}, r"chat\.txt:1: hour 13 does not exist on a 12-hour clock"),
-        ("24/05/2024, 13:05 - Ana left", {}, r"no message has words of a person"),
+        ("24/05/2024, 13:05 - Ana left", {}, r"chat\.txt:1: no message of a chat export"),
+        ("24/05/2024, 13:05 - Ana: <Media omitted>", {}, r"no message has words of a person"),
         ("24/05/2024, 13:05 - Ana: a", {"dates": "dmy"}, "dates=dmy: use day-first or month-first"),
     ],
 )
