@@ -37,7 +37,7 @@ from memalpha.tasks.formats.messages import (
     one_line,
     parse_message,
 )
-from memalpha.text_files import NO_TEXT, parse_json_or_none
+from memalpha.text_files import NO_TEXT, parse_json, parse_json_or_none, read_text
 from memalpha.types import parse_iso_time
 
 _SPEAKERS = {"human": "user", "assistant": "assistant"}
@@ -268,13 +268,10 @@ def _read_posts(
 
 _SLACK_WORDS = (None, "bot_message", "file_share", "me_message", "thread_broadcast")
 _SLACK_NAMES = ("display_name", "real_name", "name")
-SLACK_DAY = re.compile(r"\d{4}-\d\d-\d\d\.json")
+_SLACK_DAY = re.compile(r"\d{4}-\d\d-\d\d\.json")
 _SLACK_LINK = re.compile(r"<([@#!]?)([^<>|]+)(?:\|([^<>]*))?>")
 _META_MEDIA = ("photos", "videos", "audio_files", "gifs", "files", "sticker", "share")
-_META_ENCRYPTED = {
-    **{"senderName": "sender_name", "timestamp": "timestamp_ms", "text": "content"},
-    **{"media": "photos", "isUnsent": "is_unsent"},
-}
+_META_ENCRYPTED = {"senderName": "sender_name", "timestamp": "timestamp_ms", "text": "content", "media": "photos"}
 """Fields of the download of Messenger's encrypted chats."""
 _META_NOTE = re.compile(r"Reacted .{1,12} to your message ?|Liked a message|.{1,80} sent an attachment\.")
 _GOOGLE_TIMES = ("%A, %B %d, %Y at %I:%M:%S %p UTC", "%A, %d %B %Y at %H:%M:%S UTC")
@@ -284,20 +281,50 @@ def is_slack(message: Mapping[str, Any]) -> bool:
     return message.keys() >= {"type", "ts"} and "role" not in message
 
 
-def slack_channel(messages: Sequence[Any], path: Path) -> ExportedConversation:
+def find_slack_channels(folder: Path, files: Sequence[Path]) -> list[ExportedConversation]:
+    """Return the channels of an exported Slack workspace, or the one in the folder; none in another folder.
+
+    Args:
+        folder: The folder of a workspace, with `users.json`, or of a channel, with a file for each day.
+        files: What it holds.
+    """
+    channels: list[ExportedConversation] = []
+    is_workspace, names, speakers = (folder / "users.json").is_file(), dict[str, str](), SpeakerNames()
+    users_file = (folder if is_workspace else folder.parent) / "users.json"
+    users = parse_json(read_text(users_file), str(users_file)) if users_file.is_file() else None
+    for user in users if is_messages(users) else ():
+        id = user.get("id") if isinstance(user, Mapping) else None
+        if isinstance(id, str) and (name := _slack_name(user.get("profile")) or _slack_name(user)):
+            names[id] = speakers.name(one_line(name), id)
+    for channel in (file for file in files if file.is_dir()) if is_workspace else [folder]:
+        days = sorted(file for file in channel.iterdir() if not file.name.startswith("."))
+        if days and all(_SLACK_DAY.fullmatch(file.name) for file in days):
+            items = [parse_json(read_text(file), str(file)) for file in days]
+            messages = [message for day in items if isinstance(day, list) for message in day]
+            if is_messages(messages) and is_slack(messages[0]):
+                channels.append(slack_channel(messages, channel, names))
+    return channels
+
+
+def _slack_name(profile: object) -> str | None:
+    return next((profile[k] for k in _SLACK_NAMES if profile.get(k)), None) if isinstance(profile, Mapping) else None
+
+
+def slack_channel(messages: Sequence[Any], path: Path, users: Mapping[Any, str] | None = None) -> ExportedConversation:
     """Return the messages of a Slack channel: of a day (a file), or of all days (their folder)."""
     left_out = Counter[str]()
-    return ExportedConversation(
-        path.stem, {"source": "slack"}, _read_slack(messages, path, left_out), left_out, str(path)
-    )
+    said = _read_slack(messages, path, left_out, users or {})
+    return ExportedConversation(path.stem, {"source": "slack"}, said, left_out, str(path))
 
 
-def _read_slack(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> Iterator[Utterance]:
-    """Yield the messages of Slack; names come from the profiles in them."""
+def _read_slack(
+    messages: Sequence[Any], path: Path, left_out: Counter[str], users: Mapping[Any, str]
+) -> Iterator[Utterance]:
+    """Yield the messages of Slack; names come from its users, or from the profiles in messages."""
     ids = [require_field(m, "user", (str, NoneType), f"{path}: [{number}]") for number, m in enumerate(messages)]
     profiles = [message.get("user_profile") or message.get("bot_profile") for message in messages]
-    shown = [next((p[k] for k in _SLACK_NAMES if p.get(k)), None) if isinstance(p, Mapping) else None for p in profiles]
-    names = {id: name for id, name in zip(ids, shown, strict=True) if id and name}
+    shown = [users.get(id) or _slack_name(profile) for id, profile in zip(ids, profiles, strict=True)]
+    names = {**{id: name for id, name in zip(ids, shown, strict=True) if id and name}, **users}
     speakers = SpeakerNames()
 
     def write_link(match: re.Match[str]) -> str:
@@ -348,7 +375,7 @@ def _read_meta(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> I
         name, text = (_mend_letters(field or "") for field in fields)
         has_media = any(message.get(field) for field in _META_MEDIA)
         left_out["media"] += has_media
-        if message.get("is_unsent"):
+        if message.get("is_unsent") or message.get("isUnsent"):
             left_out["deleted messages"] += 1
         elif "call_duration" in message or _META_NOTE.fullmatch(text):
             left_out["notices"] += not has_media

@@ -18,8 +18,8 @@ from types import NoneType
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, split_lines
 from memalpha.tasks.formats.chat_json import (
-    SLACK_DAY,
     find_reader,
+    find_slack_channels,
     is_messenger_chat,
     is_slack,
     read_assistant,
@@ -139,12 +139,8 @@ def load_chat_folder(path: Path, dates: str | None = None) -> list[Task]:
     files = _visible_files(path)
     if dates is not None and not any(file.suffix.lower() == ".txt" for file in files):
         raise DataError(f"{path}: dates belongs to chats exported as text, and the folder has none")
-    if files and all(SLACK_DAY.fullmatch(file.name) for file in files):  # a day of a channel each
-        days = [parse_json(read_text(file), str(file)) for file in files]
-        messages = [message for day in days if isinstance(day, list) for message in day]
-        if messages and isinstance(messages[0], Mapping) and is_slack(messages[0]):
-            tasks = _pack_conversations([slack_channel(messages, path)], "message has words", path)
-            return [with_turn_ids(task) for task in tasks]
+    if channels := find_slack_channels(path, files):
+        return [with_turn_ids(task) for task in _pack_conversations(channels, "message has words", path)]
     file_of: dict[str, Path] = {}
     tasks: list[Task] = []
     for file in files:

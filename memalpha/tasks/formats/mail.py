@@ -21,7 +21,7 @@ from email.utils import parseaddr, parsedate_to_datetime
 from html.parser import HTMLParser
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from memalpha.tasks.formats.messages import SpeakerNames
 from memalpha.text_files import NO_TEXT
@@ -61,7 +61,7 @@ class _Policy(EmailPolicy):
         return name, value if name.lower() in _WHOLE_FIELDS else value[:_LONGEST_FIELD]
 
 
-_POLICY = _Policy()
+_POLICY = cast("EmailPolicy[EmailMessage]", _Policy())
 
 
 def is_mail(path: Path) -> bool:

@@ -353,3 +353,19 @@ def test_a_channel_of_slack_is_a_day_or_its_folder(tmp_path):
     (folder / "2024-05-03.json").unlink()
     with pytest.raises(DataError, match="a Slack export without profiles"):
         load_tasks(folder)
+
+
+def test_a_workspace_of_slack_is_a_task_for_each_channel_with_its_users_names(tmp_path):
+    users = [{"id": f"U{n}", "name": "ana.s", "profile": {"real_name": "Ana", "display_name": ""}} for n in (1, 2)]
+    (tmp_path / "users.json").write_text(json.dumps(users))
+    (tmp_path / "channels.json").write_text("[]")
+    for channel, user in (("trips", "U2"), ("work", "U1"), ("empty", "U3")):
+        (tmp_path / channel).mkdir()
+        message = {"type": "message", "text": "Ask <@U1>", "user": user, "ts": "1714746665.000200"}
+        (tmp_path / channel / "2024-05-03.json").write_text(json.dumps([message] if user != "U3" else []))
+    said = [(task.id, *task.chunks[0].turns) for task in load_tasks(tmp_path)]
+    assert [(id, turn.speaker, turn.text) for id, turn in said] == [
+        ("trips", "Ana (2)", "Ask @Ana"),
+        ("work", "Ana", "Ask @Ana"),
+    ]
+    assert said_in(tmp_path / "trips")[1] == [("2024-05-03T14:31:05", "Ana (2)", "Ask @Ana")]
