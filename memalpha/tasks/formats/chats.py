@@ -221,6 +221,7 @@ def load_exports(
         source, messages = day_text
         places = [(f"{path}:{message.line}", None) for message in messages]
         times = read_cells([message.time for message in messages], places, path, dates)
+        left_out["unreadable dates"] += times.count(None)
         said = [(message.speaker, message.words, time) for message, time in zip(messages, times, strict=True)]
         conversations = [ExportedConversation(path.stem, {"source": source}, said, left_out, str(path))]
         needed = "message has words of a person"

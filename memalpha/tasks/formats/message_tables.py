@@ -22,7 +22,7 @@ from memalpha.errors import DataError
 from memalpha.tasks.chunking import to_iso_time
 from memalpha.tasks.formats.files import iter_csv_rows, open_text
 from memalpha.tasks.formats.messages import ExportedConversation, SpeakerNames, Utterance, one_line
-from memalpha.tasks.formats.whatsapp import SPACES, TIME, DatedMessage, read_head, resolve_times
+from memalpha.tasks.formats.whatsapp import DATE_ORDERS, SPACES, TIME, DatedMessage, read_head, resolve_times
 from memalpha.types import parse_iso_time
 
 _COLUMNS = {
@@ -106,6 +106,7 @@ def read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> lis
         utterances, left_out = conversations.setdefault(chat or path.stem, ([], Counter()))
         speaker, text = one_line(row[columns["speaker"]]), row[columns["text"]].strip()
         left_out["empty messages"] += not text
+        left_out["unreadable dates"] += time is None and bool(cell) and _CLOCK.fullmatch(cell) is None
         left_out["times without a day"] += _CLOCK.fullmatch(cell) is not None
         left_out["other cells"] += sum(bool(cell.strip()) for name, cell in row.items() if name not in used)
         id = row[columns["id"]].strip() if "id" in columns else ""
@@ -152,7 +153,9 @@ def _has_clock(cell: str) -> bool:
 def read_cells(
     cells: Sequence[str], rows: Sequence[tuple[str, object]], path: Path, dates: str | None
 ) -> list[str | None]:
-    """Return the ISO times in cells, in the one order of dates that fits all; None for an empty cell.
+    """Return the ISO times in cells, in the one order of dates that fits all.
+
+    None stands for an empty cell, and for one of no known form where at least nine of ten have one.
 
     Args:
         cells: The cells.
@@ -161,8 +164,9 @@ def read_cells(
         dates: Order of the dates; None finds it.
 
     Raises:
-        DataError: A cell has no known form, or the order stays open.
+        DataError: More than a tenth of the cells have no known form, or the order stays open.
     """
+    faults: list[DataError] = []
     times = [_read_time(cell) for cell in cells]
     messages: dict[int, tuple[DatedMessage, bool]] = {}
     for index, (cell, (location, _)) in enumerate(zip(cells, rows, strict=True)):
@@ -170,10 +174,17 @@ def read_cells(
         if times[index] is not None or not plain:
             continue
         head = TIME.fullmatch(plain)
-        if (match := head or TIME.fullmatch(f"{plain} 0:00")) is None:
-            raise DataError(f"{location}: {cell!r} is no date or time in a known form (2024-05-24 21:05)")
-        line = int(location.rpartition(":")[2])
-        messages[index] = read_head(match, line, location), head is not None
+        try:
+            if (match := head or TIME.fullmatch(f"{plain} 0:00")) is None:
+                raise DataError(f"{location}: {cell!r} is no date or time in a known form (2024-05-24 21:05)")
+            message = read_head(match, int(location.rpartition(":")[2]), location)
+            if not any(map(message.read_time, DATE_ORDERS)):
+                raise DataError(f"{location}: there is no date {cell}: write years first with four digits")
+            messages[index] = message, head is not None
+        except DataError as error:
+            faults.append(error)
+    if len(faults) * 10 > sum(map(bool, cells)):
+        raise faults[0]
     if messages:
         resolved = resolve_times([message for message, _ in messages.values()], path, dates)
         for (index, (_, has_clock)), time in zip(messages.items(), resolved, strict=True):

@@ -106,6 +106,16 @@ def test_what_no_table_of_messages_can_hold_is_said(tmp_path):
         read(tmp_path / "a.csv", "context,question,answer\na,b,c\n", dates="month-first")
 
 
+@pytest.mark.parametrize("cell", ["soon", "31/02/2024 21:05", "24/05/2024 25:05"])
+def test_a_date_of_ten_that_cannot_be_read_is_counted(tmp_path, cell):
+    rows = "".join(f"Ana,{day}/05/2024 21:05,{day}\n" for day in range(20, 29))
+    [task], turns = read(tmp_path / "a.csv", f"from,date,message\n{rows}Bo,{cell},Ho\n")
+    assert len(turns) == 10 and turns[-1] == ("2024-05-28T21:05", "Bo", "Ho")
+    assert task.meta["left_out"] == {"unreadable dates": 1}
+    with pytest.raises(DataError, match=rf"a\.csv:11: .*{cell[-5:]}"):
+        read(tmp_path / "a.csv", f"from,date,message\n{rows}Bo,{cell},Ho\nBo,{cell},Ho\n")
+
+
 @pytest.mark.parametrize(
     ("columns", "cells", "time", "left_out"),
     [
