@@ -314,7 +314,7 @@ def slack_channel(messages: Sequence[Any], path: Path, users: Mapping[Any, str] 
     """Return the messages of a Slack channel: of a day (a file), or of all days (their folder)."""
     left_out = Counter[str]()
     said = _read_slack(messages, path, left_out, users or {})
-    return ExportedConversation(path.stem, {"source": "slack"}, said, left_out, str(path))
+    return ExportedConversation.of_file(path, "slack", said, left_out)
 
 
 def _read_slack(

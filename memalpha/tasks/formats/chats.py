@@ -30,9 +30,10 @@ from memalpha.tasks.formats.files import require_field
 from memalpha.tasks.formats.jsonl import find_problems, iterate_lines, parse_unique
 from memalpha.tasks.formats.kakaotalk import read_day_text
 from memalpha.tasks.formats.mail import is_mail, read_mails
-from memalpha.tasks.formats.message_tables import find_columns, read_cells, read_table
+from memalpha.tasks.formats.message_tables import find_columns, read_table
 from memalpha.tasks.formats.messages import (
     ExportedConversation,
+    Utterance,
     chunk_messages,
     is_message_file,
     load_messages,
@@ -140,7 +141,7 @@ def load_chat_folder(path: Path, dates: str | None = None) -> list[Task]:
     if dates is not None and not any(file.suffix.lower() == ".txt" for file in files):
         raise DataError(f"{path}: dates belongs to chats exported as text, and the folder has none")
     if channels := find_slack_channels(path, files):
-        return [with_turn_ids(task) for task in _pack_conversations(channels, "message has words", path)]
+        return [with_turn_ids(task) for task in _pack_conversations(channels, path)]
     file_of: dict[str, Path] = {}
     tasks: list[Task] = []
     for file in files:
@@ -194,57 +195,45 @@ def load_exports(
         DataError: It is such a file and cannot be read, or an archive of such files; the error names file, and line or
             field.
     """
+
+    def pack(conversations: Iterable[ExportedConversation]) -> list[Task]:
+        return _pack_conversations(conversations, path, size, exact_times)
+
+    def pack_one(source: str, utterances: Iterable[Utterance]) -> list[Task]:
+        return pack([ExportedConversation.of_file(path, source, utterances, left_out)])
+
+    left_out = Counter[str]()
     if text is None and not path.is_file():
         return None
-    is_table = path.suffix.lower() in (".csv", ".tsv")
-    columns = find_columns(path) if is_table else None
-    if is_table and columns is None:
-        return None
-    is_of_mail = text is None and not is_table and is_mail(path)
-    text = "" if is_table or is_of_mail else read_text(path) if text is None else text
+    if path.suffix.lower() in (".csv", ".tsv"):
+        columns = find_columns(path)
+        return pack(read_table(path, columns, dates)) if columns else None
+    if text is None and is_mail(path):
+        return pack_one("mail", read_mails(path, left_out))
+    text = read_text(path) if text is None else text
     if (words := read_subtitles(text)) is not None:
         return [_pack_words(words, path, size)]
-    left_out = Counter[str]()
-    day_text = read_day_text(text, left_out)
-    is_text = day_text is None and is_chat_text(text, any_names=path.suffix.lower() == ".txt")
-    value = None if is_text else parse_json_or_none(text)
+    if chat := read_day_text(text, path, dates, left_out):
+        return pack_one(*chat)
+    if is_chat_text(text, any_names=path.suffix.lower() == ".txt"):
+        return pack([read_whatsapp(text, path, dates)])
+    value = parse_json_or_none(text)
     items = value if isinstance(value, list) else [value]
     first = next((item for item in items if isinstance(item, Mapping)), {})
-    conversations: Iterable[ExportedConversation]
-    if columns is not None:
-        conversations, needed = read_table(path, columns, dates), "row has a speaker and words"
-    elif is_of_mail:
-        mails = read_mails(path, left_out)
-        conversations = [ExportedConversation(path.stem, {"source": "mail"}, mails, left_out, str(path))]
-        needed = "mail has words"
-    elif day_text is not None:
-        source, messages = day_text
-        places = [(f"{path}:{message.line}", None) for message in messages]
-        times = read_cells([message.time for message in messages], places, path, dates)
-        left_out["unreadable dates"] += times.count(None)
-        said = [(message.speaker, message.words, time) for message, time in zip(messages, times, strict=True)]
-        conversations = [ExportedConversation(path.stem, {"source": source}, said, left_out, str(path))]
-        needed = "message has words of a person"
-    elif is_text:
-        conversations, needed = [read_whatsapp(text, path, dates)], "message has words of a person"
-    elif "mapping" in first or "chat_messages" in first:
-        conversations, needed = read_assistant(value, path), "conversation has words of a user or an assistant"
-    elif is_slack(first):
-        conversations, needed = [slack_channel(items, path)], "message has words"
-    elif isinstance(value, Mapping) and (read := find_reader(value)):
-        source, read_messages = read
-        said = read_messages(value["messages"], path, left_out)
-        conversations = [ExportedConversation(path.stem, {"source": source}, said, left_out, str(path))]
-        needed = "message has words"
-    elif isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or is_messenger_chat(value)):
-        conversations, needed = read_messenger(value, path), "message has words"
-    else:
-        return None
-    return _pack_conversations(conversations, needed, path, size, exact_times)
+    if "mapping" in first or "chat_messages" in first:
+        return pack(read_assistant(value, path))
+    if is_slack(first):
+        return pack([slack_channel(items, path)])
+    if isinstance(value, Mapping) and (reader := find_reader(value)):
+        source, read_messages = reader
+        return pack_one(source, read_messages(value["messages"], path, left_out))
+    if isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or is_messenger_chat(value)):
+        return pack(read_messenger(value, path))
+    return None
 
 
 def _pack_conversations(
-    conversations: Iterable[ExportedConversation], needed: str, path: Path, size: int = CHUNK, exact_times: bool = False
+    conversations: Iterable[ExportedConversation], path: Path, size: int = CHUNK, exact_times: bool = False
 ) -> list[Task]:
     """Return conversations as tasks. Raises `DataError` if two have one id, or none has words."""
     tasks: dict[str, Task] = {}
@@ -255,7 +244,7 @@ def _pack_conversations(
             meta |= {"left_out": dict(+left_out)} if +left_out else {}
             tasks[id] = Task(id=id, chunks=tuple(chunks), meta=meta)
     if not tasks:
-        raise DataError(f"{path}: no {needed}: there is nothing to read")
+        raise DataError(f"{path}: no message has words of a person: there is nothing to read")
     return list(tasks.values())
 
 

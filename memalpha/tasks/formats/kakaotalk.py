@@ -16,7 +16,10 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import NamedTuple
+from pathlib import Path
+
+from memalpha.tasks.formats.message_tables import read_cells
+from memalpha.tasks.formats.messages import Utterance
 
 _CLOCK = r"(?:(?:오전|오후|午前|午後|上午|下午) ?)?\d{1,2}:\d{2}(?: ?[AaPp]\.?[Mm]\.?)?"
 _DATE = r"\d{4}(?:년 |[./] ?)\d{1,2}(?:월 |[./] ?)\d{1,2}(?:일|\.)?|[A-Z][a-z]+ \d{1,2}, \d{4}|\d{1,2}/\d{1,2}/\d{4}"
@@ -57,22 +60,17 @@ _BARE_NOTICE = re.compile(
 """Line of KakaoTalk's desktop between two messages."""
 
 
-class DayMessage(NamedTuple):
-    """Hold a message: the number of its line, its date and time, speaker and words ("": nobody's)."""
-
-    line: int
-    time: str
-    speaker: str
-    words: str
-
-
-def read_day_text(text: str, left_out: Counter[str]) -> tuple[str, list[DayMessage]] | None:
+def read_day_text(
+    text: str, path: Path, dates: str | None, left_out: Counter[str]
+) -> tuple[str, list[Utterance]] | None:
     """Return app and messages of an export of KakaoTalk or LINE; None for another text.
 
     It is one if its title stands before the first message, or one of KakaoTalk if messages begin half of its lines.
 
     Args:
         text: The text.
+        path: Its file, for messages.
+        dates: Order of the dates; None finds it.
         left_out: Counts what is not read.
     """
     lines = [line.strip("\u200b\u200e\ufeff\r") for line in text.replace("\u202f", " ").split("\n")]
@@ -109,19 +107,22 @@ def read_day_text(text: str, left_out: Counter[str]) -> tuple[str, list[DayMessa
             entries[-1][3].append(line)
         else:
             left_out["lines before the first message"] += bool(match or (line.strip() and not is_titled))
-    return (_HEADS[head], [_read_entry(*entry, left_out) for entry in entries]) if entries else None
+    times = read_cells([entry[1] for entry in entries], [f"{path}:{entry[0]}" for entry in entries], path, dates)
+    left_out["unreadable dates"] += times.count(None)
+    said = [(*_read_words(*entry[2:], left_out), time) for entry, time in zip(entries, times, strict=True)]
+    return (_HEADS[head], said) if said else None
 
 
-def _read_entry(line: int, time: str, speaker: str, lines: list[str], left_out: Counter[str]) -> DayMessage:
-    """Return a message, without words if only the app speaks."""
+def _read_words(speaker: str, lines: list[str], left_out: Counter[str]) -> tuple[str, str]:
+    """Return speaker and words of a message, both empty if only the app speaks."""
     words = "\n".join(lines).strip()
     if "\n" in words and words[0] == words[-1] == '"':
         words = words[1:-1].strip()
     kind = next((kind for kind, form in _KINDS.items() if form.fullmatch(words)), None if speaker else "notices")
-    if kind is not None:
-        left_out[kind] += 1
-        return DayMessage(line, time, "", "")
-    return DayMessage(line, time, speaker, words)
+    if kind is None:
+        return speaker, words
+    left_out[kind] += 1
+    return "", ""
 
 
 def _shape(match: re.Match[str] | None) -> str:

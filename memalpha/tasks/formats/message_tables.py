@@ -99,7 +99,8 @@ def read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> lis
         f"{day} {clock}".strip() if clock and not _has_clock(day) else day
         for day, clock in zip(days, clocks, strict=True)
     ]
-    times = read_cells(["" if _CLOCK.fullmatch(cell) else cell for cell in cells], rows, path, dates)
+    places = [place for place, _ in rows]
+    times = read_cells(["" if _CLOCK.fullmatch(cell) else cell for cell in cells], places, path, dates)
     conversations: dict[str, tuple[list[Utterance], Counter[str]]] = {}
     for (_, row), cell, time in zip(rows, cells, times, strict=True):
         chat = row[columns["chat"]].strip() if "chat" in columns else ""
@@ -150,16 +151,14 @@ def _has_clock(cell: str) -> bool:
     return len(_read_time(cell) or "") > len("2024-05-24") or TIME.fullmatch(SPACES.sub(" ", cell)) is not None
 
 
-def read_cells(
-    cells: Sequence[str], rows: Sequence[tuple[str, object]], path: Path, dates: str | None
-) -> list[str | None]:
+def read_cells(cells: Sequence[str], places: Sequence[str], path: Path, dates: str | None) -> list[str | None]:
     """Return the ISO times in cells, in the one order of dates that fits all.
 
     None stands for an empty cell, and for one of no known form where at least nine of ten have one.
 
     Args:
         cells: The cells.
-        rows: File and line of each, and what else stands there.
+        places: File and line of each.
         path: The file, for messages.
         dates: Order of the dates; None finds it.
 
@@ -169,7 +168,7 @@ def read_cells(
     faults: list[DataError] = []
     times = [_read_time(cell) for cell in cells]
     messages: dict[int, tuple[DatedMessage, bool]] = {}
-    for index, (cell, (location, _)) in enumerate(zip(cells, rows, strict=True)):
+    for index, (cell, location) in enumerate(zip(cells, places, strict=True)):
         plain = SPACES.sub(" ", cell)
         if times[index] is not None or not plain:
             continue

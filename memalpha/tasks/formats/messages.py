@@ -56,6 +56,13 @@ class ExportedConversation(NamedTuple):
     location: str
     start: str | None = None
 
+    @classmethod
+    def of_file(
+        cls, path: Path, source: str, utterances: Iterable[Utterance], left_out: Counter[str]
+    ) -> ExportedConversation:
+        """Return the one conversation of a file."""
+        return cls(path.stem, {"source": source}, utterances, left_out, str(path))
+
 
 def one_line(name: object) -> str:
     return " ".join(NO_TEXT.sub("\ufffd", str(name)).split())

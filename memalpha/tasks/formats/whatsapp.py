@@ -134,7 +134,7 @@ def read_whatsapp(text: str, path: Path, dates: str | None) -> ExportedConversat
         (*_read_message(message.text, left_out), time.isoformat(timespec="seconds" if time.second else "minutes"))
         for message, time in zip(messages, times, strict=True)
     ]
-    return ExportedConversation(path.stem, {"source": "whatsapp"}, utterances, left_out, str(path))
+    return ExportedConversation.of_file(path, "whatsapp", utterances, left_out)
 
 
 def is_chat_text(text: str, *, any_names: bool) -> bool:

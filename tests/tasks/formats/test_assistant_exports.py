@@ -138,7 +138,7 @@ def test_chat_messages_in_a_json_file_are_one_task(tmp_path):
         ([chatgpt({"a": node(None, "user", "Hi", create_time="noon")}, "a")], r"create_time: 'noon' is no time"),
         ([chatgpt({"a": node(None, "user", "Hi")}, "a", conversation_id=None)], r"\[0\]\.conversation_id: is missing"),
         ([chatgpt({"a": node(None, "user", "Hi")}, "a")] * 2, r"\[1\]: the id 'c1' occurs twice"),
-        ([chatgpt({"a": node(None)}, "a")], "no conversation has words"),
+        ([chatgpt({"a": node(None)}, "a")], "no message has words"),
         ([claude(said("human", "Hi")), 3], r"\[1\]: a conversation is an object, not int"),
         ([claude(said("robot", "Hi"))], r"\[0\]\.chat_messages\[0\]\.sender: is 'robot': use human or assistant"),
         ([claude(said("human", "Hi", created_at="noon"))], r"\[0\]\.created_at: 'noon' is no ISO 8601 time"),

@@ -95,7 +95,7 @@ def test_what_no_table_of_messages_can_hold_is_said(tmp_path):
         ("from,date,message\nAna,2024-05-24,Hi\nBo,soon,Ho\n", r"a\.csv:3: 'soon' is no date or time in a known form"),
         ("from,date,message\nAna,1/2/2024,Hi\n", "the dates may begin with the day or the month"),
         ("from,date,message\nAna,2024-05-24,Hi, Bo\n", r"a\.csv:2: 4 fields, where the header has 3"),
-        ("from,date,message\nAna,2024-05-24,\n", "no row has a speaker and words"),
+        ("from,date,message\nAna,2024-05-24,\n", "no message has words"),
     ):
         with pytest.raises(DataError, match=says):
             read(tmp_path / "a.csv", text)
