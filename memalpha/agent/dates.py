@@ -22,7 +22,7 @@ _COUNTED = rf"(?<!half )(?<!ty-)(?<!\d[.,])({'|'.join(_COUNTS)}|\d{{1,3}}) (day|
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _WEEKDAY = rf"(?:{'|'.join(_WEEKDAYS)})"
 _ON, _A_WEEKDAY = rf"(?:{_WEEKDAY},? (?:the |\()?)?", rf"(?:,? \(?(?:a )?{_WEEKDAY}\b\)?)?"
-_PERIOD = r"(week|weekend|mon|tue|wed|thu|fri|sat|sun)(?:s?|nes|rs|ur)(?:day)?\b"
+_PERIOD = r"(?P<period>week|weekend|mon|tue|wed|thu|fri|sat|sun)(?:s?|nes|rs|ur)(?:day)?\b"
 _SEASON_END = {"spring": 5, "summer": 8, "autumn": 11, "fall": 11, "winter": 2}
 _SEASON = rf"({'|'.join(_SEASON_END)})"
 _MONTH = rf"(?P<month>{'|'.join(f'{month[:3]}(?:{month[3:]})?' for month in MONTHS)}|sept)\b\.?"
@@ -48,7 +48,8 @@ _ASKS_FOR_CLOCK = re.compile(r"\W*when(?: (?:do|does|is|are)|['\u2019]s)\b|(?:\w
 _ASKS_OF_PAST = re.compile(r"\b(?:did|was|were|has|have|had|ago)\b", re.I)
 _IS_AHEAD = re.compile(r"\b(?:will|plan|planning|going to|gonna)\b|['\u2019]ll\b", re.I)
 _ANY_DAY = date(2000, 1, 1)
-_BY = {"last": -1, "since": -1, "next": 1}
+_BY = {"last": -1, "since": -1, "next": 1, "day before": -2, "day after": 2, "yesterday": -1, "tomorrow": 1}
+_RELATIONS = {"last": "before", "past": "before", "next": "after", "this": "of"}
 _Resolver = Callable[[re.Match[str], date, bool], str | None]
 _Form = tuple[re.Pattern[str], _Resolver, bool, bool]
 
@@ -160,39 +161,39 @@ def _named(match: re.Match[str], day: date, is_past: bool) -> str | None:
     elif not parts.keys() & {"year", "which"}:
         gap, most, unit = (month - day.month, 6, 12) if "month" in parts else (number - day.day, 15, 1)
         shift = unit * ((gap < -most) - (gap > most))
-    year, month = divmod(12 * year + month - 1 + shift, 12)
-    named = date(year, month + 1, number or 1)
+    named = _shift_month(date(year, month, 1), shift, number or 1)
     first = f"{parts['first']} to " if "first" in parts else ""
     return first + format_date(named) if number else f"{named:%B %Y}"
 
 
+def _shift_month(day: date, by: int, number: int = 1) -> date:
+    """Return day `number` of the month that is `by` months later."""
+    years, month = divmod(day.month - 1 + by, 12)
+    return date(day.year + years, month + 1, number)
+
+
 def _move(day: date, unit: str, by: int) -> str:
     """Return the day, month or year that is `by` units later."""
-    years, month = divmod(day.month - 1 + by, 12)
     if unit in ("day", "week"):
         return format_date(day + timedelta(days=by * (7 if unit == "week" else 1)))
-    return f"{date(day.year + years, month + 1, 1):%B %Y}" if unit == "month" else str(day.year + by)
+    return f"{_shift_month(day, by):%B %Y}" if unit == "month" else str(day.year + by)
 
 
-def _counted(sign: int) -> _Resolver:
-    def resolve(match: re.Match[str], day: date, is_past: bool) -> str | None:
-        count, unit = match[1].lower(), match[2].lower()
-        return _move(day, unit, sign * (_COUNTS.get(count) or int(count)))
-
-    return resolve
+def _counted(match: re.Match[str], day: date, is_past: bool) -> str:
+    said, count, unit = (part.lower() for part in match.group(0, 1, 2))
+    sign = 1 if said.startswith("in ") or said.endswith("from now") else -1
+    return _move(day, unit, sign * (_COUNTS.get(count) or int(count)))
 
 
-def _moved(unit: str, by: int) -> _Resolver:
-    return lambda match, day, is_past: _move(day, unit, by)
+def _moved(match: re.Match[str], day: date, is_past: bool) -> str:
+    by = next((by for word, by in _BY.items() if match[0].lower().startswith(word)), 0)
+    return _move(day, (match["unit"] or "day").lower(), by)
 
 
-def _beside(relation: str = "") -> _Resolver:
-    def resolve(match: re.Match[str], day: date, is_past: bool) -> str:
-        period = match[1].lower()
-        name = next((name for name in _WEEKDAYS if name.startswith(period)), period)
-        return f"the {name} {relation or ('before' if is_past else 'after')} {format_date(day)}"
-
-    return resolve
+def _beside(match: re.Match[str], day: date, is_past: bool) -> str:
+    period, which = match["period"].lower(), (match.groupdict().get("which") or "").lower()
+    name = next((name for name in _WEEKDAYS if name.startswith(period)), period)
+    return f"the {name} {_RELATIONS.get(which) or ('before' if is_past else 'after')} {format_date(day)}"
 
 
 def _quoted(match: re.Match[str], day: date, is_past: bool) -> str:
@@ -220,37 +221,26 @@ _NAMED = {
     r"\b(?:in|since|of|until|from|by) (?P<year>(?:19|20)\d\d)\b": _named,
 }
 _RELATIVE = {
-    rf"\b{_COUNTED} ago\b": _counted(-1),
-    rf"\bfor (?:about )?{_COUNTED} now\b": _counted(-1),
-    rf"\bin {_COUNTED}": _counted(1),
-    rf"\b{_COUNTED} from now\b": _counted(1),
+    rf"\b{_COUNTED} (?:ago|from now)\b": _counted,
+    rf"\bfor (?:about )?{_COUNTED} now\b": _counted,
+    rf"\bin {_COUNTED}": _counted,
     r"\b((?:a few|few|a couple of|several|\w+ and a half|\d+[.,]\d+) \w+s|half an? \w+|an? \w+ and a half"
     r"|\w+ weekends?|(?:(?:many|some|\w+teen|\w+ty|\w+ty-\w+|a hundred|a dozen) )?"
     r"(?:day|week|month|year|decade)s|a decade) ago\b": (
         lambda match, day, is_past: f"{match[1].lower()} before {format_date(day)}"
     ),
-    r"\blast year\b": _moved("year", -1),
-    r"\bnext year\b": _moved("year", 1),
-    r"\blast month\b": _moved("month", -1),
-    r"\bnext month\b": _moved("month", 1),
-    r"\bday before yesterday\b": _moved("day", -2),
-    r"\bday after tomorrow\b": _moved("day", 2),
-    r"\b(?:yesterday|last night)\b": _moved("day", -1),
-    r"\btomorrow\b": _moved("day", 1),
+    r"\b(?:(?:last|next) (?P<unit>year|month)|(?:day before )?yesterday|(?:day after )?tomorrow|last night)\b": _moved,
     rf"\b(last|next) {_SEASON}\b": _season,
-    rf"\b(?:last|past) {_PERIOD}": _beside("before"),
-    rf"\bnext {_PERIOD}": _beside("after"),
+    rf"\b(?P<which>last|past|next) {_PERIOD}": _beside,
 }
 _LOOSE = {
-    r"\b(?:today|tonight|this (?:morning|afternoon|evening))\b": _moved("day", 0),
-    r"\bthis month\b": _moved("month", 0),
-    r"\bthis year\b": _moved("year", 0),
+    r"\b(?:today|tonight|this (?:morning|afternoon|evening|(?P<unit>month|year)))\b": _moved,
     rf"\b(this) {_SEASON}\b": _season,
-    r"\bthis (week|weekend)\b": _beside("of"),
+    r"\b(?P<which>this) (?P<period>week|weekend)\b": _beside,
     rf"\b(?P<cue>{_CUE})[ -]{_MONTH}": _named,
     rf"^{_MONTH}$": _named,
     rf"\b(?:every |each ){_WEEKDAY}\b|\b{_WEEKDAY}s\b": _quoted,
-    rf"\b({_WEEKDAY})\b": _beside(),
+    rf"\b(?P<period>{_WEEKDAY})\b": _beside,
 }
 _EAST_DAYS = {  # Chinese, Japanese, Korean
     -3: "大前天",
@@ -319,9 +309,9 @@ def _east_year(match: re.Match[str], day: date, is_past: bool) -> str:
 
 
 def _east_month(match: re.Match[str], day: date, is_past: bool) -> str:
-    years, month = divmod(day.month - 1 + _which(_EAST_MONTHS, match[0]), 12)
     number = int(match["day"] or 0)
-    return _east(date(day.year + years, month + 1, number or 1), match[0], parts=2 + bool(number))
+    named = _shift_month(day, _which(_EAST_MONTHS, match[0]), number or 1)
+    return _east(named, match[0], parts=2 + bool(number))
 
 
 def _east_counted(match: re.Match[str], day: date, is_past: bool) -> str:
@@ -333,8 +323,7 @@ def _east_counted(match: re.Match[str], day: date, is_past: bool) -> str:
     if unit[0] in "年년":
         return _east(day.replace(year=day.year + count, day=1), match[0], parts=1)
     if unit[-1] in "月월달":
-        years, month = divmod(day.month - 1 + count, 12)
-        return _east(date(day.year + years, month + 1, 1), match[0], parts=2)
+        return _east(_shift_month(day, count), match[0], parts=2)
     return _east(day + timedelta(count * (1 if unit in "天日일" else 7)), match[0])
 
 
