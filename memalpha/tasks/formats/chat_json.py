@@ -53,16 +53,11 @@ def read_assistant(value: object, path: Path) -> Iterator[ExportedConversation]:
         if not isinstance(conversation, Mapping):
             raise DataError(f"{location}: a conversation is an object, not {type(conversation).__name__}")
         left_out = Counter[str]()
-        if "mapping" in conversation:
-            source, id_field, title = "chatgpt", "conversation_id", conversation.get("title")
-            utterances = _read_chatgpt(conversation, location, left_out)
-            id = conversation.get("conversation_id") or conversation.get("id")
-            start = _from_unix(conversation.get("create_time"), f"{location}.create_time")
-        else:
-            source, id_field, title = "claude", "uuid", conversation.get("name")
-            utterances = _read_claude(conversation, location, left_out)
-            id = conversation.get("uuid")
-            start = _from_iso(conversation.get("created_at"), f"{location}.created_at")
+        source = "chatgpt" if "mapping" in conversation else "claude"
+        read, id_field, title_field, time_field, unit = _ASSISTANTS[source]
+        utterances, title = read(conversation, location, left_out), conversation.get(title_field)
+        start = _to_utc(conversation.get(time_field), f"{location}.{time_field}", unit)
+        id = conversation.get(id_field) or conversation.get("id")
         if not isinstance(id, str) or not id.strip():
             raise DataError(f"{location}.{id_field}: is missing: every conversation needs an id")
         texts = ((speaker, NO_TEXT.sub("\ufffd", text), time) for speaker, text, time in utterances)
@@ -116,7 +111,7 @@ def _read_chatgpt(conversation: Mapping[str, Any], location: str, left_out: Coun
             # An uploaded image is a part and an attachment.
             media = sum(isinstance(part, dict) and not part.get("text") for part in parts)
             left_out["media"] += max(media, len(files) if isinstance(files, list) else 0)
-            time = _from_unix(message.get("create_time"), f"{where}.create_time")
+            time = _to_utc(message.get("create_time"), f"{where}.create_time", 1)
             yield role, _CITATION.sub("", _join_lines(texts)).strip(), time
 
 
@@ -177,34 +172,41 @@ def _read_claude(conversation: Mapping[str, Any], location: str, left_out: Count
         text = _join_lines([block.get("text") for block in blocks if block.get("type") in _WORDS])
         if not blocks:
             text = require_field(message, "text", str, where)
-        yield _SPEAKERS[sender], text.strip(), _from_iso(message.get("created_at"), f"{where}.created_at")
+        yield _SPEAKERS[sender], text.strip(), _to_utc(message.get("created_at"), f"{where}.created_at")
 
 
 def _join_lines(texts: Iterable[Any]) -> str:
     return "\n".join(text for text in texts if isinstance(text, str) and text.strip())
 
 
-def _from_unix(value: Any, location: str, unit: int = 1) -> str | None:
-    """Return seconds since 1970, or `unit` parts of them, as an ISO time in UTC; None for None."""
+_ASSISTANTS = {
+    "chatgpt": (_read_chatgpt, "conversation_id", "title", "create_time", 1),
+    "claude": (_read_claude, "uuid", "name", "created_at", None),
+}
+"""Readers of the conversations, and their fields of the id, the title and the time."""
+
+
+def _to_utc(value: Any, location: str, unit: int | None = None) -> str | None:
+    """Return a time in UTC, to seconds; None for None.
+
+    Args:
+        value: An ISO time, or a number.
+        location: Place that an error names.
+        unit: Parts of a second that the number counts from 1970 on; None for an ISO time.
+
+    Raises:
+        DataError: It is no such time.
+    """
     if value is None:
         return None
     try:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool):
             raise ValueError
-        return datetime.fromtimestamp(value / unit, UTC).replace(tzinfo=None).isoformat(timespec="seconds")
-    except (ValueError, OverflowError, OSError) as error:
-        raise DataError(f"{location}: {value!r} is no time in seconds since 1970") from error
-
-
-def _from_iso(value: Any, location: str) -> str | None:
-    """Return an ISO time in UTC, to seconds; None for None."""
-    if value is None:
-        return None
-    try:
-        time = parse_iso_time(value)
+        time = datetime.fromtimestamp(value / unit, UTC) if unit else parse_iso_time(value)
         return (time.astimezone(UTC) if time.tzinfo else time).replace(tzinfo=None).isoformat(timespec="seconds")
-    except (ValueError, AttributeError, OverflowError) as error:
-        raise DataError(f"{location}: {value!r} is no ISO 8601 time") from error
+    except (ValueError, TypeError, AttributeError, OverflowError, OSError) as error:
+        kind = "time in seconds since 1970" if unit else "ISO 8601 time"
+        raise DataError(f"{location}: {value!r} is no {kind}") from error
 
 
 def is_messenger_chat(value: Mapping[str, Any]) -> bool:
@@ -218,12 +220,10 @@ def is_messenger_chat(value: Mapping[str, Any]) -> bool:
 
 def read_messenger(value: Mapping[str, Any], path: Path) -> Iterator[ExportedConversation]:
     """Yield the chat of Telegram or Discord, or all chats of Telegram."""
-    fields = ["chats"] if "chats" in value else []
     left = value.get("left_chats")  # groups that one has left; others export none, null or []
-    if isinstance(left, Mapping) and isinstance(left.get("list"), list):
-        fields.append("left_chats")
-    ids: set[str] = set()
-    speakers = SpeakerNames()  # of the whole file: its chats may go into one memory
+    has_left = isinstance(left, Mapping) and isinstance(left.get("list"), list)
+    fields = ["chats"] * ("chats" in value) + ["left_chats"] * has_left
+    ids, speakers = set[str](), SpeakerNames()  # of the whole file: its chats may go into one memory
     chats = [
         (f"{path}: {field}.list[{index}].", chat)
         for field in fields
@@ -346,7 +346,7 @@ def _read_slack(
             raise DataError(f"{path}: a Slack export without profiles, which names its people by ids: write {MESSAGES}")
         speaker = speakers.name(one_line(name), id)
         text = _SLACK_LINK.sub(write_link, text)
-        time = _from_unix(parse_json_or_none(str(message.get("ts"))), f"{path}: [{number}].ts")
+        time = _to_utc(parse_json_or_none(str(message.get("ts"))), f"{path}: [{number}].ts", 1)
         yield speaker, NO_TEXT.sub("\ufffd", html.unescape(text)), time
 
 
@@ -380,7 +380,7 @@ def _read_meta(messages: Sequence[Any], path: Path, left_out: Counter[str]) -> I
         elif "call_duration" in message or _META_NOTE.fullmatch(text):
             left_out["notices"] += not has_media
         else:
-            time = _from_unix(times[number], f"{places[number]}.timestamp_ms", 1000)
+            time = _to_utc(times[number], f"{places[number]}.timestamp_ms", 1000)
             yield one_line(name) or "unknown", NO_TEXT.sub("\ufffd", text), time
 
 
@@ -401,11 +401,8 @@ def _read_google_chat(messages: Sequence[Any], path: Path, left_out: Counter[str
         left_out["deleted messages"] += message.get("message_state") == "DELETED"
         if not text.strip():
             continue
-        creator, date = (
-            require_field(message, "creator", dict, place),
-            require_field(message, "created_date", str, place),
-        )
-        time = None
+        creator, time = require_field(message, "creator", dict, place), None
+        date = require_field(message, "created_date", str, place)
         for form in _GOOGLE_TIMES:
             with suppress(ValueError):
                 time = datetime.strptime(" ".join(date.split()), form).isoformat()
