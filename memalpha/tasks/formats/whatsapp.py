@@ -145,11 +145,11 @@ def is_chat_text(text: str, *, any_names: bool) -> bool:
         any_names: If a text begins with a message, somebody who speaks twice is enough; else most messages need names.
     """
     lines = [line for line in text.split("\n") if line.strip()]
-    first = next((number for number, line in enumerate(lines[:6]) if _match_head(line)), None)
-    if first is None:
+    if not any(map(_match_head, lines[:6])):
         return False
-    heads = [(line, match.end()) for line in lines[first:] if (match := _match_head(line))]
-    matches = (_NAME.match(_MARKS.sub("", _after_head(line, end))) for line, end in heads)
+    heads = [(n, line, match.end()) for n, line in enumerate(lines) if (match := _match_head(line))]
+    first = heads[0][0]
+    matches = (_NAME.match(_MARKS.sub("", _after_head(line, end))) for _, line, end in heads)
     names = [match[1] for match in matches if match is not None]
     if first == 0 and any_names and len(set(names)) < len(names):
         return True
@@ -262,18 +262,12 @@ def resolve_times(messages: Sequence[DatedMessage], path: Path, dates: str | Non
     if dates is not None and dates not in DATE_ORDERS:
         raise DataError(f"dates={dates}: use {' or '.join(DATE_ORDERS)}")
     orders = DATE_ORDERS if dates is None else (dates,)
-    readings: list[list[datetime]] = []
-    problem = (0, "")
-    for order in orders:
-        times = [message.read_time(order) for message in messages]
-        if None in times:
-            message = messages[times.index(None)]
-            problem = max(problem, (message.line, "/".join(message.date)))
-        else:
-            readings.append([time for time in times if time is not None])
+    all_times = [[message.read_time(order) for message in messages] for order in orders]
+    readings = [[time for time in times if time is not None] for times in all_times if None not in times]
     if not readings:
+        worst = messages[max(times.index(None) for times in all_times)]
         orders_read = f"read {' or '.join(orders)} from {_FIRST_YEAR} on: write years first with four digits"
-        raise DataError(f"{path}:{problem[0]}: there is no date {problem[1]}, {orders_read}")
+        raise DataError(f"{path}:{worst.line}: there is no date {'/'.join(worst.date)}, {orders_read}")
     if len(readings) == 1 or readings[0] == readings[1]:
         return readings[0]
     for step in (1, -1):  # tables may stand newest first
