@@ -124,11 +124,10 @@ def _shown_leaf(current_node: object, nodes: Mapping[str, Any], location: str) -
         return current_node
     nodes = {id: node for id, node in nodes.items() if isinstance(node, Mapping)}
     parents = {parent for node in nodes.values() if isinstance(parent := node.get("parent"), str)}
-    times: dict[str, float] = {}
-    for id in nodes.keys() - parents:
-        message = nodes[id].get("message")
-        time = message.get("create_time") if isinstance(message, Mapping) else None
-        times |= {id: time} if isinstance(time, int | float) else {}
+    messages = {
+        id: message for id in nodes.keys() - parents if isinstance(message := nodes[id].get("message"), Mapping)
+    }
+    times = {id: time for id, item in messages.items() if isinstance(time := item.get("create_time"), int | float)}
     last = max(times.values(), default=None)
     latest = [id for id, time in times.items() if time == last]
     if len(latest) == 1:

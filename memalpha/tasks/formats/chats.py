@@ -17,15 +17,7 @@ from types import NoneType
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, split_lines
-from memalpha.tasks.formats.chat_json import (
-    find_reader,
-    find_slack_channels,
-    is_messenger_chat,
-    is_slack,
-    read_assistant,
-    read_messenger,
-    slack_channel,
-)
+from memalpha.tasks.formats import chat_json
 from memalpha.tasks.formats.files import require_field
 from memalpha.tasks.formats.jsonl import find_problems, iterate_lines, parse_unique
 from memalpha.tasks.formats.kakaotalk import read_day_text
@@ -140,7 +132,7 @@ def load_chat_folder(path: Path, dates: str | None = None) -> list[Task]:
     files = _visible_files(path)
     if dates is not None and not any(file.suffix.lower() == ".txt" for file in files):
         raise DataError(f"{path}: dates belongs to chats exported as text, and the folder has none")
-    if channels := find_slack_channels(path, files):
+    if channels := chat_json.find_slack_channels(path, files):
         return [with_turn_ids(task) for task in _pack_conversations(channels, path)]
     file_of: dict[str, Path] = {}
     tasks: list[Task] = []
@@ -221,14 +213,14 @@ def load_exports(
     items = value if isinstance(value, list) else [value]
     first = next((item for item in items if isinstance(item, Mapping)), {})
     if "mapping" in first or "chat_messages" in first:
-        return pack(read_assistant(value, path))
-    if is_slack(first):
-        return pack([slack_channel(items, path)])
-    if isinstance(value, Mapping) and (reader := find_reader(value)):
+        return pack(chat_json.read_assistant(value, path))
+    if chat_json.is_slack(first):
+        return pack([chat_json.slack_channel(items, path)])
+    if isinstance(value, Mapping) and (reader := chat_json.find_reader(value)):
         source, read_messages = reader
         return pack_one(source, read_messages(value["messages"], path, left_out))
-    if isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or is_messenger_chat(value)):
-        return pack(read_messenger(value, path))
+    if isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or chat_json.is_messenger_chat(value)):
+        return pack(chat_json.read_messenger(value, path))
     return None
 
 

@@ -61,11 +61,7 @@ def find_columns(path: Path) -> dict[str, str] | None:
     for mark in ",;\t":
         header = next(csv.reader([first_line], delimiter=mark), [])
         names = {re.sub("[ _-]+", "_", name.strip().lower()): name.strip() for name in header}
-        columns = {
-            kind: names[known[0]]
-            for kind, words in _COLUMNS.items()
-            if (known := [w for w in words.split() if w in names])
-        }
+        columns = {kind: names[w] for kind, words in _COLUMNS.items() for w in words.split()[::-1] if w in names}
         stem = re.sub("_?name$", "", re.sub("[ _-]+", "_", columns.get("speaker", "").lower()))
         if (id_column := names.get(f"{stem}_id", names.get(f"{stem}id"))) and stem:
             columns["id"] = id_column
