@@ -24,8 +24,9 @@ a `MemoryStore` of its own, its spans entries with a source and a turn:
 | locomo-shuffled, …  | the same, in an order   | the same                     | one list     | the same             |
 |                     | that means nothing      |                              |              |                      |
 
-Rows: the store's routes dense, bm25 and flat (`sum`), and `neighbours`, its default search. The interval is of the gain
-in recall@10 over `sum`: 95 % of 10,000 paired bootstrap samples, over conversations, episodes, chats or questions.
+Rows: the routes dense, bm25 and flat (`sum`), `neighbours`, the default search, and `spans`, the default with the
+reranker of that name. Gains are those of `neighbours` over `sum` and of `spans` over `neighbours`, the intervals 95 %
+of 10,000 paired bootstrap samples, over conversations, episodes, chats or questions.
 `--half odd` (or even) takes conversations, episodes and chats with odd numbers, every second question of other sets:
 constants that are chosen on one half are reported on the other.
 """
@@ -46,12 +47,19 @@ import numpy as np
 from memalpha.qa.search_benchmark import EvidenceQuestion, EvidenceRanks, rank_evidence, summarize_ranks
 from memalpha.qa.systems import raw_fields, turn_passages
 from memalpha.store.embedding import CachedEmbedder, Embedder, load_embedder
-from memalpha.store.search.ranking import Route
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.datasets import locomo
 from memalpha.types import MemoryEntry
 
-ROWS: dict[str, Route] = {"dense": "dense", "bm25": "bm25", "sum": "flat", "neighbours": "soft"}  # row: route
+ROWS: dict[str, dict[str, Any]] = {  # row: options of the search
+    "dense": {"route": "dense"},
+    "bm25": {"route": "bm25"},
+    "sum": {"route": "flat"},
+    "neighbours": {},
+    "spans": {"reranker": "spans"},
+}
+BASES = {"neighbours": "sum", "spans": "neighbours"}  # row: the row that it is compared with
+FIGURES = ("recall@1", "recall@5", "recall@10", "mrr")
 BATCH = 20  # questions that share a pool of paragraphs
 ARTICLES = 12  # that share a pool
 SENTENCE = re.compile(r'(?<=[.!?])\s+(?=[A-Z"])')  # what is between two
@@ -70,9 +78,9 @@ class Pool(NamedTuple):
     number: int | None = None
 
 
-def search_function(store: MemoryStore, route: Route) -> Callable[[Sequence[str], int], list[list[MemoryEntry]]]:
-    """Return a store's search by one route, as `rank_evidence` needs it."""
-    return lambda queries, k: [[hit.entry for hit in hits] for hits in store.search_many(queries, k, route=route)]
+def search_function(store: MemoryStore, how: dict[str, Any]) -> Callable[[Sequence[str], int], list[list[MemoryEntry]]]:
+    """Return a store's search with some options, as `rank_evidence` needs it."""
+    return lambda queries, k: [[hit.entry for hit in hits] for hits in store.search_many(queries, k, **how)]
 
 
 def locomo_pools(data: Path) -> Iterator[Pool]:
@@ -255,16 +263,16 @@ def measure(pool: Pool, embedder: Embedder) -> dict[str, list[EvidenceRanks]]:
             question._replace(gold=tuple(units[name] for name in question.gold)) for question in pool.questions
         ]
         return {
-            row: rank_evidence(questions, search_function(store, route), lambda entry: getattr(entry, pool.unit))
-            for row, route in ROWS.items()
+            row: rank_evidence(questions, search_function(store, how), lambda entry: getattr(entry, pool.unit))
+            for row, how in ROWS.items()
         }
 
 
-def gain(ranks: Sequence[Sequence[EvidenceRanks]], base: Sequence[Sequence[EvidenceRanks]]) -> list[float]:
-    """Return the gain in mean recall@10 over questions and its 95 % interval, resampling groups of questions."""
+def gain(ranks: Sequence[Sequence[EvidenceRanks]], base: Sequence[Sequence[EvidenceRanks]], k: int = 10) -> list[float]:
+    """Return the gain in mean recall@k over questions and its 95 % interval, resampling groups of questions."""
     pairs = zip(ranks, base, strict=True)
     differences = [
-        [a.recall(10) - b.recall(10) for a, b in zip(group, base_group, strict=True)] for group, base_group in pairs
+        [a.recall(k) - b.recall(k) for a, b in zip(group, base_group, strict=True)] for group, base_group in pairs
     ]
     sums, sizes = np.array([sum(group) for group in differences]), np.array([len(group) for group in differences])
     resampled = np.random.default_rng(0).integers(0, len(sums), (10_000, len(sums)))
@@ -283,10 +291,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(argv)
     results: list[dict[str, Any]] = []
-    print(
-        "| set | embedder | score | recall@5 | recall@10 | recall@20 | mrr | tokens@10 | gain in recall@10 over sum |"
-    )
-    print("|---|---|---|---|---|---|---|---|---|")
+    titles = ("set", "embedder", "score", *FIGURES, "tokens@10", "gain in recall@1", "gain in recall@10")
+    print(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     for name in options.sets:
         try:
             pools = list(SETS[name](options.data))
@@ -298,24 +304,18 @@ def main(argv: Sequence[str] | None = None) -> None:
             pool_ranks = [measure(pool, CachedEmbedder(embedder)) for pool in pools]
             for row in ROWS:
                 groups: list[list[EvidenceRanks]] = [ranks[row] for ranks in pool_ranks]
-                base = [ranks["sum"] for ranks in pool_ranks]
+                base = [ranks[BASES.get(row, row)] for ranks in pool_ranks]
                 summary = summarize_ranks([item for group in groups for item in group])
                 if name not in DIALOGUES:  # by question: four or five pools are too few
                     groups, base = (
                         [[item] for group in sets_of_groups for item in group] for sets_of_groups in (groups, base)
                     )
-                gain_interval = None if row in ("dense", "bm25", "sum") else gain(groups, base)
-                results.append({"set": name, "embedder": embedder.name, "score": row, **summary, "gain": gain_interval})
-                text = (
-                    ""
-                    if gain_interval is None
-                    else f"{gain_interval[0]:+.3f} ({gain_interval[1]:+.3f} to {gain_interval[2]:+.3f})"
-                )
-                figures = " | ".join(f"{summary[key]:.3f}" for key in ("recall@5", "recall@10", "recall@20", "mrr"))
-                print(
-                    f"| {name} | {embedder.name} | {row} | {figures} | {summary['tokens@10']:.0f} | {text} |",
-                    flush=True,
-                )
+                gains = [gain(groups, base, k) for k in (1, 10) if row in BASES]
+                results.append({"set": name, "embedder": embedder.name, "score": row, **summary, "gains": gains})
+                texts = [f"{mean:+.3f} ({low:+.3f} to {high:+.3f})" for mean, low, high in gains] or ["", ""]
+                figures = [f"{summary[key]:.3f}" for key in FIGURES]
+                cells = [name, embedder.name, row, *figures, f"{summary['tokens@10']:.0f}", *texts]
+                print(f"| {' | '.join(cells)} |", flush=True)
             if options.out is not None:
                 options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 

@@ -12,13 +12,15 @@ import json
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 from memalpha.store.embedding import CachedEmbedder, load_embedder
 from memalpha.store.store import MemoryStore
 
 POOLS = Path(__file__).parent / "pools"
 SETS = {"1": ("life", "spatiotemporal_context"), "2": (POOLS / "categories-2.yaml", "diary")}
-ROUTES = ("bm25", "dense", "flat", "hard", "soft")
+HOW: dict[str, dict[str, Any]] = {route: {"route": route} for route in ("bm25", "dense", "flat", "hard", "soft")}
+HOW["spans"] = {"reranker": "spans"}
 
 
 def chat_lines(folder: Path) -> list[str]:
@@ -46,8 +48,8 @@ def main() -> None:
                 asked += [(question, id) for question in fact["questions"]]
             for line in lines if where != "none" else ():
                 store.insert(one if where == "in one" else draw.choice(store.schema.category_names), line)
-            for route in ROUTES:
-                found = store.search_many([question for question, _ in asked], 10, route=route)
+            for route, how in HOW.items():
+                found = store.search_many([question for question, _ in asked], 10, **how)
                 ranks = [
                     next((rank for rank, hit in enumerate(hits, 1) if hit.entry.id == id), None)
                     for hits, (_, id) in zip(found, asked, strict=True)

@@ -31,7 +31,7 @@ from memalpha.types import Chunk, Question, SpeakerTurn, Task
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from common import make_parser, replace_table
 
-METHODS = ("bm25", "dense", "flat", "soft")
+METHODS = ("bm25", "dense", "flat", "soft", "spans")
 LANGUAGES = ("zh", "ar", "de", "ru", "hi", "th")
 MIXED = ("zh", "ar", "de", "en")
 OTHERS = {

@@ -37,7 +37,7 @@ R = TypeVar("R")
 MAX_CELL = 200  # characters of a table's cell
 _RERANKED = 50  # hits that a reranker scores, or as many as are asked for
 _READ = 20  # hits that the reranker "spans" reads
-_CHANCE_WEIGHT = 0.75  # of the root of the chance that a hit answers; chosen on the sets that search-reranker.md names
+_CHANCE_WEIGHT = 0.75  # of the root of the chance that a hit answers (`eval/results/retrieval-pools.md`)
 
 
 _USER = "each user has a namespace: store.namespace(USER).{method}(...)"
