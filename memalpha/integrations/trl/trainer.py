@@ -39,6 +39,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from memalpha.arguments import check_count, check_flag, is_finite_number
 from memalpha.environments.engine import REFLECTION_PROMPT, RETRY_PROMPT
 from memalpha.errors import CheckpointError, ConfigError
 from memalpha.integrations.trl.attempts import (
@@ -116,15 +117,19 @@ class ERLConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         for name in ("reward_threshold", "internalization_coef", "internalization_threshold"):
-            if not math.isfinite(getattr(self, name)):
-                raise ConfigError(f"{name}: {getattr(self, name)} is not a number; give one")
+            if not is_finite_number(getattr(self, name)):
+                raise ConfigError(f"{name}: {getattr(self, name)!r} is not a number; give one")
+        for name in ("enable_memory", "enable_internalization"):
+            check_flag(name, getattr(self, name), error=ConfigError)
+        for name in ("memory_size", "memory_top_k"):
+            check_count(name, getattr(self, name), error=ConfigError)
         for name in ("memory_size", "memory_top_k", "internalization_coef"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}: {getattr(self, name)} must be above 0 (enable_... switches a part off)")
         if self.memory_top_k > self.memory_size:
             raise ConfigError(f"memory_top_k: more than memory_size={self.memory_size} cannot be shown")
         if self.algorithm not in (1, 2):
-            raise ConfigError(f"algorithm: {self.algorithm} is neither 1 (one update) nor 2 (two)")
+            raise ConfigError(f"algorithm: {self.algorithm!r} is neither 1 (one update) nor 2 (two)")
         if self.algorithm == 2 and not self.enable_internalization:
             raise ConfigError("algorithm: 2 has nothing to do in its own updates with enable_internalization=False")
         if self.algorithm == 2 and self.fp16:
