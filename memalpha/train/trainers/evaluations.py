@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from memalpha.agent.reader import Reader
+from memalpha.agent.tools import load_tools
 from memalpha.arguments import counted
 from memalpha.config import ReaderConfig, SFTConfig, TrainConfig
+from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import TrainingError
 from memalpha.policy.base import Policy, with_prompt_style
 from memalpha.policy.load import load_policy
@@ -24,10 +26,12 @@ from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import Evaluator
 from memalpha.qa.reader import load_reader
 from memalpha.qa.report import Record, Report
+from memalpha.store.embedding import load_embedder
+from memalpha.store.schema import load_schema
 from memalpha.text_files import write_json
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.progress import Display
-from memalpha.train.trainers.trainer import Evaluations
+from memalpha.train.trainers.trainer import Evaluations, RunStart, load_with_defaults
 from memalpha.types import Task, Trajectory
 
 M = TypeVar("M", TrainConfig, SFTConfig)
@@ -87,6 +91,25 @@ class FrozenPolicies:
         if config.reward.reader is not None:
             updates["reward"] = config.reward.model_copy(update={"reader": prompted(config.reward.reader)})
         return config.model_copy(update=updates)
+
+
+def load_writer(config: M, display: Display) -> tuple[M, RunStart, FrozenPolicies, MemoryWriting]:
+    """Load the start policy of a memory run and what it writes with; schema and tools are checked before the weights.
+
+    Args:
+        config: Settings of the run.
+        display: Shows settled defaults.
+
+    Returns:
+        Settings with the policies' own prompts, start, frozen policies, and environment of the rollouts.
+    """
+    schema, embedder = load_schema(config.agent.memory_schema), load_embedder(config.agent.embedder)
+    load_tools(config.agent.tools)
+    config, start = load_with_defaults(config, display)
+    policies = FrozenPolicies(config)
+    config = policies.with_trained_prompts(config, start.policy)
+    start.policy.set_prompt_style(config.agent.prompt, config.agent.form)
+    return config, start, policies, MemoryWriting(config.agent, start.policy.count_tokens, embedder, schema)
 
 
 @dataclass(eq=False)

@@ -12,13 +12,12 @@ from memalpha.agent.policy_check import check_policy
 from memalpha.agent.reader import PolicyReader
 from memalpha.config import TrainConfig
 from memalpha.environments.engine import RolloutEngine
-from memalpha.environments.memory_writing import MemoryWriting, memory_engine
+from memalpha.environments.memory_writing import memory_engine
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import Evaluator, MemoryScorer, evidence_accuracy
 from memalpha.qa.memory_reward import MemoryReward
 from memalpha.qa.reader import check_reader_answers
 from memalpha.qa.report import Record, Report, summarize
-from memalpha.store.embedding import load_embedder
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.algorithms.credit import CallCredit, CreditScorer, credit_metrics
 from memalpha.train.rollouts.epochs import Curriculum
@@ -28,15 +27,15 @@ from memalpha.train.rollouts.weight_sync import make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.evaluations import (
-    FrozenPolicies,
     TaskEvaluations,
     add_walks,
     choose_examples,
+    load_writer,
     write_examples,
 )
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rl import ReinforcementStep, build_algorithm_engine
-from memalpha.train.trainers.trainer import Trainer, load_with_defaults
+from memalpha.train.trainers.trainer import Trainer
 from memalpha.types import Task, Trajectory
 
 BASELINES = {"append_only": "append-only", "oracle": "oracle"}
@@ -57,16 +56,11 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     curriculum = config.sampling.curriculum
     tasks = source if curriculum is None else Curriculum(curriculum, source)
     display = Display(quiet=not directory.world.is_main)
-    config, start = load_with_defaults(config, display)
-    policy = start.policy
-    policies = FrozenPolicies(config)
-    config = policies.with_trained_prompts(config, policy)
-    policy.set_prompt_style(config.agent.prompt, config.agent.form)
-    embedder = load_embedder(config.agent.embedder)
+    config, start, policies, writing = load_writer(config, display)
+    policy, embedder = start.policy, writing.embedder
     rewards = MemoryReward(config.reward.kept_in(config.out), policy.count_tokens)
     reader = policies.load_reader(config.reader)
     training_reader = policies.load_reader(config.reward.reader or config.reader)
-    writing = MemoryWriting(config.agent, policy.count_tokens, embedder)
     algorithm = build_algorithm(config)
     check_policy(policy, config.agent, writing.schema).raise_if_broken()
     source.check(policy, config.agent, writing.schema, algorithm.advice_tokens)

@@ -41,7 +41,6 @@ from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import Evaluator, MemoryScorer
 from memalpha.qa.memory_reward import MemoryReward
-from memalpha.store.embedding import load_embedder
 from memalpha.train.data.demonstrations import (
     Demonstrator,
     best_rollouts,
@@ -57,10 +56,10 @@ from memalpha.train.rollouts.epochs import shared_note, split_last
 from memalpha.train.rollouts.memory_tasks import TaskSource, check_gold, check_source, needs_gold
 from memalpha.train.rollouts.worker import RolloutWorker
 from memalpha.train.trainers.directory import RunDirectory
-from memalpha.train.trainers.evaluations import FrozenPolicies, TaskEvaluations
+from memalpha.train.trainers.evaluations import TaskEvaluations, load_writer
 from memalpha.train.trainers.progress import Display
 from memalpha.train.trainers.rows import RowEvaluations, RowLearner, RowStep
-from memalpha.train.trainers.trainer import Trainer, build_engine, load_with_defaults
+from memalpha.train.trainers.trainer import Trainer, build_engine
 from memalpha.types import Task
 
 TASKS_PER_BATCH = 32
@@ -259,13 +258,8 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
     needs_tasks = config.source in ("best", "gold", "erl") or config.source.startswith("scripted:")
     source = TaskSource(config) if needs_tasks or evaluates else None
     world, display = directory.world, Display(quiet=not directory.world.is_main)
-    config, start = load_with_defaults(config, display)
+    config, start, policies, writing = load_writer(config, display)
     policy = start.policy
-    policies = FrozenPolicies(config)
-    config = policies.with_trained_prompts(config, policy)
-    policy.set_prompt_style(config.agent.prompt, config.agent.form)
-    embedder = load_embedder(config.agent.embedder)
-    writing = MemoryWriting(config.agent, policy.count_tokens, embedder)
     if needs_tasks:
         check_policy(policy, config.agent, writing.schema).raise_if_broken()
     if source is not None:
@@ -274,7 +268,7 @@ def sft_trainer(config: SFTConfig, directory: RunDirectory) -> Trainer:
     rollouts, scorer = RolloutEngine(policy, writing), None
     if evaluates or config.source in ("best", "erl"):
         rewards = MemoryReward(config.reward.kept_in(config.out), policy.count_tokens)
-        scorer = MemoryScorer(policies.load_reader(config.reader), rewards, embedder)
+        scorer = MemoryScorer(policies.load_reader(config.reader), rewards, writing.embedder)
     directory.claim(config, None if source is None else source.fingerprint)
     rows, held_out = [], []
     if not is_rejection_sampling:

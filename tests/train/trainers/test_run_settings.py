@@ -47,6 +47,19 @@ def test_refusals(small, tmp_path):
     assert not small().out.exists()
 
 
+@pytest.mark.parametrize("kind", [TrainConfig, SFTConfig])
+@pytest.mark.parametrize(
+    ("agent", "message"),
+    [
+        ({"memory_schema": "none.yaml"}, "schema none.yaml: cannot be read"),
+        ({"tools": ["none:X"]}, "agent.tools: 'none:X'"),
+    ],
+)
+def test_the_agents_files_and_tools_are_checked_before_weights_are_loaded(kind, agent, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        train(small_config(kind, tmp_path / "no-weights", tmp_path, agent=agent))
+
+
 @pytest.mark.parametrize("name", ["before", "append_only", "example"])
 def test_an_evaluation_that_is_gone_is_named_before_a_run_goes_on(finished, name, tmp_path):
     settings = finished.model_copy(update={"out": tmp_path / "run", "max_steps": 1})
