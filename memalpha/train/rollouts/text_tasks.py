@@ -13,7 +13,7 @@ from memalpha.arguments import check_path, check_type
 from memalpha.config import TextConfig, read_config, shipped_configs, training_config
 from memalpha.config.common import import_object
 from memalpha.config.rewards import RewardSettings
-from memalpha.environments.engine import RolloutEngine
+from memalpha.environments.engine import MAX_TURNS, RolloutEngine
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import Policy
 from memalpha.policy.load import load_policy, resolve_checkpoint
@@ -35,12 +35,14 @@ def build_environment(config: TextConfig, rewards: Any = None, environment: Any 
         environment: Environment class.
 
     Raises:
-        ConfigError: Neither defines rewards, or both rewards and an environment are given.
+        ConfigError: Neither defines rewards, both rewards and an environment are given, or `max_turns` without one.
     """
     if environment is not None or config.environment is not None:
         if rewards is not None or config.rewards:
             raise ConfigError("rewards: have no effect with an environment, which gives its own; leave one of them out")
         return environment if config.environment is None else import_object(config.environment, "environment")
+    if config.max_turns != MAX_TURNS:
+        raise ConfigError("max_turns: has no effect without an environment of your own; leave it out")
     if rewards is None and not config.rewards:
         raise ConfigError(
             "rewards: nothing says what a reply is worth: name a part (rewards: [{kind: math}]), an environment, or "

@@ -134,7 +134,7 @@ class Twice:
 def test_an_environment_of_several_turns_is_learnt(text):
     changes = {"schedule_steps": 8, "learning_rate": 3e-2, "save_every": 100, "validation_tasks": 0}
     changes |= {"max_new_tokens": 1, "group_size": 8, "keep_tokens": True}
-    run(text(**changes), rewards=None, environment=Twice)
+    run(text(max_turns=3, **changes), rewards=None, environment=Twice)
     metrics = lines(text().out / "metrics.jsonl")
     assert metrics[0]["turns"] == 2 and metrics[-1]["reward"] > 0.8 > metrics[0]["reward"]
     turns = lines(text().out / "turns.jsonl")
@@ -212,6 +212,8 @@ def test_held_out_prompts_are_not_trained_on(text):
 def test_a_reward_part_that_is_none_is_named_by_its_place(text):
     with pytest.raises(ConfigError, match=r"^rewards\.1: kind 'llm' is none of math, code"):
         build_environment(text(), [upper, {"kind": "llm"}])
+    with pytest.raises(ConfigError, match="max_turns: has no effect without an environment"):
+        build_environment(text(max_turns=3), [upper])
 
 
 def test_a_run_is_resumed_on_its_own_tasks_only(text):
