@@ -177,7 +177,8 @@ def make_environment(make: Any) -> Environment:
     """Return the environment of one episode; raise `ConfigError` if it lacks `reset` or `step`."""
     if is_single_turn(make):
         return OneReply(make)
-    environment = make()
+    with name_errors(f"environment: making {make!r} raised", RewardError):
+        environment = make()
     if not isinstance(environment, Environment):
         raise ConfigError(f"environment: {make!r} gives {type(environment).__name__}, which has no reset and step")
     return environment
@@ -415,7 +416,10 @@ class RunningEpisode:
             self.messages = (*self.messages, *exchange)
         else:
             prompt = [{"role": "user", "content": observation}] if isinstance(observation, str) else observation
-            self.messages = tuple(dict[str, str](message) for message in prompt)
+            try:
+                self.messages = tuple(dict[str, str](message) for message in prompt)
+            except (TypeError, ValueError):
+                self.messages = ()
             self.opening = len(self.messages)
             if not self.messages or any(not {"role", "content"} <= set(message) for message in self.messages):
                 raise RewardError(f"an observation is a text or messages with role and content, not {prompt!r}")

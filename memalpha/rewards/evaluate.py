@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from types import NoneType
-from typing import Any
+from typing import Any, SupportsFloat
 
 from memalpha.arguments import check_count, check_function, check_items, check_type
 from memalpha.environments.engine import (
     MAX_TURNS,
     Bounded,
     RolloutEngine,
+    check_environment,
     is_single_turn,
     make_environment,
     score_replies,
@@ -36,11 +37,21 @@ class TextScorer(RolloutScorer[TextTask]):
     Args:
         environment: Environment of the rollouts (see `environments.RolloutEngine`). A `SingleTurn` object scores the
             replies in one batch; any other has given its rewards already.
+
+    Raises:
+        ConfigError: The environment would be shared, makes none, or has a `maximum` that is not above 0.
     """
 
     def __init__(self, environment: Any) -> None:
         self.environment = environment
-        self._maximum: float | None = None
+        self._maximum = 1.0
+        if not is_single_turn(environment):
+            check_environment(environment)
+            example = make_environment(environment)
+            maximum = example.maximum if isinstance(example, Bounded) else 1.0
+            self._maximum = float(maximum) if isinstance(maximum, SupportsFloat) else 0.0
+            if not self._maximum > 0:
+                raise ConfigError(f"environment: maximum {maximum!r}: the reward of a success is above 0")
 
     def score(self, groups: Sequence[TrajectoryGroup[TextTask]]) -> ScoredGroups[TextTask]:
         """Return the groups with rewards, and a record of each scored trajectory."""
@@ -65,9 +76,6 @@ class TextScorer(RolloutScorer[TextTask]):
         """Return the degree of success of an episode's reward, from 0 to 1."""
         if is_single_turn(self.environment):
             return self.environment.success(reward)
-        if self._maximum is None:
-            environment = make_environment(self.environment)
-            self._maximum = float(environment.maximum) if isinstance(environment, Bounded) else 1.0
         return min(1.0, max(0.0, reward.total / self._maximum))
 
     @property

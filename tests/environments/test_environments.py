@@ -157,6 +157,20 @@ def test_what_fails_names_the_environment_and_its_task():
         evaluate_text(says(str), [TextTask(id="a", prompt="b")], right)
 
 
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (type("Wants", (Guess,), {"__init__": lambda self, door: None}), "making .*Wants.* raised TypeError: .*'door'"),
+        (type("Mute", (Guess,), {"reset": lambda self, task: None}), "an observation is a text or messages .*not None"),
+        (type("Zero", (Guess,), {"maximum": 0.0}), "maximum 0.0: the reward of a success is above 0"),
+        (type("Open", (Guess,), {"maximum": None}), "maximum None"),
+    ],
+)
+def test_an_environment_that_cannot_be_used_is_refused_in_words(kind, message):
+    with pytest.raises((ConfigError, RewardError), match=message):
+        evaluate_text(says(str), TASKS, environment=kind)
+
+
 def test_what_nothing_can_be_said_of_is_in_no_figure():
     def silent(completions, answer):
         return [None if own == "1" else 1.0 for own in answer]
