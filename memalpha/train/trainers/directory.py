@@ -17,11 +17,14 @@ writes whole tensors, so checkpoints of several processes equal those of one. Wh
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -184,7 +187,7 @@ def _flush(path: Path) -> None:
 
 
 RUN_FILE = "run.json"
-"""File with the run's id, for trackers, the fingerprint of its data, and the names of its rewards."""
+"""File with the run's id, for trackers, the fingerprint of its data, the names of its rewards, hashes of its code."""
 STOP_FILE = "stopped.json"
 """File that says why a run stopped before its end; a resumed run removes it."""
 
@@ -213,8 +216,8 @@ class RunDirectory:
 
     def __init__(self, path: Path, world: World = SINGLE_PROCESS) -> None:
         self.path, self.world = path, world
-        self.data: str | None = None
-        self.rewards: list[str] | None = None
+        self.origin: dict[str, Any] = {"data": None, "rewards": None, "code": {}}
+        self.changed_code: list[str] = []
         self._lock = ExitStack()
 
     def __enter__(self) -> RunDirectory:
@@ -237,25 +240,34 @@ class RunDirectory:
         if not os.access(existing, os.W_OK | os.X_OK):
             raise ConfigError(f"out: no right to write in {existing}: {path} cannot be a run directory, name another")
 
-    def claim(self, config: LearnerConfig, data: str | None = None, rewards: list[str] | None = None) -> None:
+    def claim(
+        self,
+        config: LearnerConfig,
+        data: str | None = None,
+        rewards: list[str] | None = None,
+        code: Mapping[str, object] | None = None,
+    ) -> None:
         """Lock the directory for a run and check that its recorded settings are those of `config`.
 
         Args:
             config: Settings of the run.
             data: Fingerprint of the tasks; None if the run records its data otherwise.
             rewards: Names of what rewards the replies, which may be objects that no settings hold.
+            code: Functions and classes of the run by name; those that have changed since it began may be a mend, so
+                `changed_code` names them.
 
         Raises:
             CheckpointError: Another process holds the lock, the settings are others or unreadable, the run in the
                 directory began with other data or rewards, or its checkpoints are gone.
         """
-        self.data, self.rewards = data, rewards
+        hashes = {name: _hash_source(item) for name, item in (code or {}).items()}
+        self.origin = {"data": data, "rewards": rewards, "code": hashes}
         self.world.run_on_main(self.lock)
         self.world.run_on_main(lambda: self.check_settings(config))
 
     def begin_run(self) -> None:
         """Give the run an id of its own and record what it began with."""
-        write_json(self.path / RUN_FILE, {"id": uuid4().hex[:16], "data": self.data, "rewards": self.rewards})
+        write_json(self.path / RUN_FILE, {"id": uuid4().hex[:16], **self.origin})
 
     def lock(self) -> None:
         """Lock the directory, in the main process, until the context ends; create it if missing.
@@ -312,14 +324,15 @@ class RunDirectory:
                 f"{self.path} holds a run with other settings ({differences}): give the same ones to resume it, or "
                 "another out"
             )
-        start = self.read_json(RUN_FILE)
-        began_with = start.get("rewards", self.rewards)  # runs of an earlier version record none
-        if began_with != self.rewards:
+        start, rewards = self.origin | self.read_json(RUN_FILE), self.origin["rewards"]  # earlier versions record less
+        changed = dict(self.origin["code"].items() - start["code"].items())
+        self.changed_code = [name for name in changed if name in start["code"]]
+        if start["rewards"] != rewards:
             raise CheckpointError(
-                f"{self.path} holds a run that began with other rewards ({began_with} there, {self.rewards} now): "
+                f"{self.path} holds a run that began with other rewards ({start['rewards']} there, {rewards} now): "
                 "give the same ones to resume it, or another out"
             )
-        if start["data"] != self.data:
+        if start["data"] != self.origin["data"]:
             raise CheckpointError(
                 f"{self.path} holds a run that began with other tasks (data or eval_data has changed since): put back "
                 "the files to resume it, or name another out to train on the new ones"
@@ -465,6 +478,18 @@ def flatten_settings(settings: Mapping[str, Any], group: str = "") -> dict[str, 
     for name, value in settings.items():
         flat |= flatten_settings(value, f"{group}{name}.") if isinstance(value, dict) else {group + name: value}
     return flat
+
+
+def _hash_source(item: Any) -> str | None:
+    """Return a hash of the source of a user's function, class or object; None if it has none of its own."""
+    item = item.func if isinstance(item, partial) else item
+    item = item if inspect.isroutine(item) or inspect.isclass(item) else type(item)
+    if item.__name__ == "<lambda>" or str(item.__module__).startswith("memalpha."):  # a lambda's line holds other code
+        return None
+    try:
+        return sha256(inspect.getsource(item).encode()).hexdigest()[:16]
+    except (OSError, TypeError):
+        return None
 
 
 def _comparable(settings: Mapping[str, Any]) -> dict[str, Any]:

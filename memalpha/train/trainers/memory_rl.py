@@ -98,7 +98,8 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
         baselines=baselines,
         stop_unreadable=config.sampling.stop_unreadable,
     )
-    directory.claim(config, source.fingerprint)
+    code = {"algorithm": algorithm, **{part.name: function for part, function in rewards.functions}}
+    directory.claim(config, source.fingerprint, code=code)
     return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
 

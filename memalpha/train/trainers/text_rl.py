@@ -104,9 +104,11 @@ def text_trainer(
         stop_below=config.evaluation.stop_below,
     )
     names = [getattr(environment, "__name__", type(environment).__name__)]
+    code = {"environment": environment, "feedback_func": feedback, "algorithm": algorithm}
     if isinstance(environment, TextGeneration):
         names = [f"{part.name} * {part.weight:g}" for part in environment.rewards]
-    directory.claim(config, source.fingerprint, names)
+        code |= {part.name: part.function for part in environment.rewards}
+    directory.claim(config, source.fingerprint, names, code)
     return Trainer(config, directory, start, engine, training_step, evaluations, display)
 
 

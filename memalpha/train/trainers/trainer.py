@@ -435,6 +435,10 @@ class Trainer:
         self.world.run_on_main(lambda: self._reset_files(step, stop))
         self.step, self.is_consistent = step, not self.is_distributed
         self.display.log(f"resuming {out} at step {self.step}")
+        for name in self.directory.changed_code:
+            self.display.log(
+                f"{name}: its code has changed since the run began: steps before and after may not compare"
+            )
 
     def _reset_files(self, step: int, stop: int) -> None:
         """Truncate the logs to `step`, write the settings and repair the link to the best checkpoint."""

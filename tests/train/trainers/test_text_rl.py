@@ -216,13 +216,20 @@ def test_a_reward_part_that_is_none_is_named_by_its_place(text):
         build_environment(text(max_turns=3), [upper])
 
 
-def test_a_run_is_resumed_on_its_own_tasks_only(text):
+def test_a_run_is_resumed_on_its_own_tasks_only(text, capsys):
     run(text(max_steps=1), tasks=text_tasks(20))
     with pytest.raises(CheckpointError, match="began with other tasks"):
         run(text(max_steps=2), tasks=text_tasks(25))
     with pytest.raises(CheckpointError, match=r"other rewards \(.*'short \* 1'\] there, \['upper \* 1'\] now\)"):
         run(text(max_steps=2), tasks=text_tasks(20), rewards=[upper])
     assert run(text(max_steps=2), tasks=text_tasks(20))["steps"] == 2
+    assert "its code has changed" not in capsys.readouterr().err
+
+    def short(completions):  # a mend under the same name
+        return [0.5] * len(completions)
+
+    assert run(text(max_steps=3), tasks=text_tasks(20), rewards=[upper, short])["steps"] == 3
+    assert "short: its code has changed since the run began" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dataset", [{}, {"columns": {"prompt": "question"}, "limit": 9}])
