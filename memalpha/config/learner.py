@@ -120,7 +120,10 @@ class LearnerConfig(Config):
         if isinstance(optimizer, EpochsOptimizerConfig) and optimizer.epochs is not None:
             optimizer.refuse_unread(["schedule_steps"], f"with epochs={optimizer.epochs}", group="optimizer.")
         elif wanted is not None and wanted > steps:
-            raise ValueError(f"max_steps: {wanted} is beyond schedule_steps {steps}: set schedule_steps={wanted}")
+            raise ValueError(
+                f"max_steps: {wanted} is beyond schedule_steps {steps}: set schedule_steps={wanted} (a run that has "
+                "begun keeps its schedule: start another out from its best weights with init_from)"
+            )
         # A run's config.yaml names both: the policy is then the checkpoint that init_from stands for.
         start, has_policy = self.init_from, "policy" in self.model_fields_set
         if start is not None and has_policy and Path(self.policy).parent != start / "checkpoints":

@@ -95,6 +95,8 @@ def test_a_run_is_resumed_by_its_name(small, tmp_path, monkeypatch):
     written = (moved / "config.yaml").read_bytes()
     with pytest.raises(CheckpointError, match="other settings \\(seed: 0 there, 9 now\\)"):
         train(moved, seed=9)
+    with pytest.raises(ConfigError, match=r"beyond schedule_steps 4: .*a run that has begun keeps its schedule"):
+        train(moved, max_steps=9)
     with pytest.raises(CheckpointError, match="beyond max_steps=0"):
         train(moved, max_steps=0)
     assert (moved / "config.yaml").read_bytes() == written, "a refused run changes nothing"
