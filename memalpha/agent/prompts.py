@@ -14,6 +14,7 @@ Calls are written in one of three forms: `native` to the model's chat template, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
 from string import ascii_lowercase
@@ -197,14 +198,20 @@ def order_notes(hits: Sequence[Hit]) -> list[MemoryEntry]:
 def letter_choices(choices: Any) -> dict[str, str]:
     """Return the texts of choices by small letter: of a mapping ({"A": ...}), or of a list from (a) on.
 
-    Raises `DataError` for anything else.
+    A letter that each text begins with ("A. Oslo") is left out. Raises `DataError` for anything else.
     """
-    if not isinstance(choices, Mapping | list | tuple):
+    texts = choices.values() if isinstance(choices, Mapping) else choices
+    if not isinstance(choices, Mapping | list | tuple) or any(isinstance(text, Mapping | list) for text in texts):
         raise DataError(f"choices: texts by letter or a list of texts are needed, not {choices!r:.80}")
     if not isinstance(choices, Mapping) and len(choices) > len(ascii_lowercase):
         raise DataError(f"choices: there are {len(choices)} texts, and a letter each for {len(ascii_lowercase)}")
     pairs = choices.items() if isinstance(choices, Mapping) else zip(ascii_lowercase, choices, strict=False)
-    return {str(letter).strip(" ().").lower(): str(text) for letter, text in pairs}
+    by_letter = {str(letter).strip(" ().").lower(): str(text) for letter, text in pairs}
+    mark = r"\s*[).:\uff09\uff1a\uff0e\u3001]\s*(?=\S)"
+    bare = {
+        letter: re.sub(rf"(?i)^\s*[(\uff08]?{re.escape(letter)}{mark}", "", text) for letter, text in by_letter.items()
+    }
+    return bare if all(bare[letter] != text for letter, text in by_letter.items()) else by_letter
 
 
 def question_with_choices(question: Question) -> str:

@@ -229,24 +229,31 @@ _OTHER_LETTER = r"\s*(?:[,/&]|,?\s*\b(?:or|and)\b)\s*\(?[a-z](?![^\W_])"
 _NO_DENIAL = (  # 不选A, 不应该选A, 没有选A, 无法选A
     "(?<![不别別没沒])(?<!不[会會该該能可想应應])(?<!不应该)(?<!不應該)(?<![没沒]有)(?<![无無]法)"
 )
+_UNIT = "(?:选项|選項|[项項]|番(?!目)|번(?!째))"
 _STATED = re.compile(
     r"\b(?:answer|i(?:d| would| will|ll)? (?:choose|pick|select|go with)|my (?:choice|pick)"
     r"|(?:correct|right|best) (?:answer|option|choice))(?: is| would be)?\s*:?\s*(?:option )?[(\[]?([a-z])"
     rf"(?=\s*(?:$|[)\].,:;!?\n\u2013\u2014-])| (?:because|since|as|for|but)\b)(?![)\]]?{_OTHER_LETTER})"
-    r"|\b([a-z])[)\]]? is (?:the )?(?:correct|right|best)\b"
-    rf"|{_NO_DENIAL}(?:答案|答え|正解|选择?|選擇?|정답|답)(?:应该?)?(?:是|为|為|は|은)?\s*:?\s*[(\[]?([a-z])(?:选项|選項|번)?"
-    rf"(?=\s*(?:$|[)\].,:;!。、\n]|です|입니다))(?![)\]]?(?:{_OTHER_LETTER}|、\s*[a-z](?![^\W_])))"
+    r"|\b([a-z])[)\]]? is (?:the )?(?:correct|right|best|answer)\b"
+    rf"|{_NO_DENIAL}(?:答案|答え|正解|而是|选择?|選擇?|정답|답)(?:应该?)?[是为為は은]?\s*:?\s*[(\[]?([a-z])"
+    rf"(?:\s?{_UNIT})?(?=\s*(?:$|[()\].,:;!。、\n]|です(?!か)|입니다))(?![)\]]?(?:{_OTHER_LETTER}|、\s*[a-z](?![^\W_])))"
+    rf"|(?<![a-z])([a-z])[)\]]?\s?{_UNIT}?\s?(?:(?:[是为為がは이가]|才是)\s*(?:最佳|最)?(?:正[确確解]|答案|答え|정답)"
+    r"(?!\s*(?:では|じゃ|이 아|(?:です)?か(?!ら))|[^。]{0,3}[吗嗎?])|を選(?:び|択し)ます|だと思います)"
 )
 """A sentence that says which letter is the answer: "The answer is b because ..."."""
 _PREFIX = (
     r"(?:(?:the |my )?(?:final |correct |best |right )*(?:answer|option|choice)(?: is)?\s*:?\s*(?:option )?"
     r"|its |it is |(?:[^\W\d_]+\s+){0,2}[^\W\d_]+\s*:\s*|(?:(?![不别別没沒非除])[^\x00-\x7f]){1,12}\s*)"
 )
-_BARE = re.compile(
-    rf"^{_PREFIX}?[(\[]?([a-z])[)\]]?(?:\u3067\u3059|\uc785\ub2c8\ub2e4)?[\s.,:;!\u3001\u3002]*$", re.MULTILINE
+_BARE = re.compile(rf"^{_PREFIX}?[(\[]?([a-z])[)\]]?\s?{_UNIT}?(?:です|입니다)?[\s.,:;!、。]*$", re.MULTILINE)
+_LEADING = re.compile(
+    rf"([a-z])\s?{_UNIT}?(?:です|입니다)?(?:\s?[.):。、\u2013\u2014-](?:\s+|(?=[^\x00-\x7f]))"
+    r"|,?\s*(?=because\b|since\b|因[为為]|なぜなら|왜냐))"
+    r"(?!(?:or|and)\b|[(\[]?[a-z](?:[)\].,;:。、都和或]|\s*$|\s+(?:or|and)\b))"
 )
+"""A letter that begins a reply, before its reason: "B. Because he said so"."""
 _WITH_TEXT = re.compile(
-    rf"^\W*{_PREFIX}?([a-z])(\s?[.):\u3001\u2013\u2014-])?(?:\s+(?=\S)|(?=[^\x00-\x7f]))(.*)", re.MULTILINE
+    rf"^\W*{_PREFIX}?([a-z])(\s?[.):、。\u2013\u2014-])?(?:\s+(?=\S)|(?=[^\x00-\x7f]|\())(.*)", re.MULTILINE
 )
 
 
@@ -257,7 +264,8 @@ def choice_score(
 
     The text after the last `<final_answer>` counts. Of these forms the first that the reply has is read: `\\boxed{}`,
     the last sentence that says which is the answer ("The answer is c because ..."), a line of the letter alone ("c",
-    "Answer: c.") or before the text of its option ("C. Read a novel"), brackets, bold. An article is none.
+    "Answer: c.") or before the text of its option ("C. Read a novel"), or the reply's first before anything but another
+    option's ("C. Because ..."), brackets, bold. An article is none.
 
     Args:
         prediction: Reply of the reader.
@@ -272,11 +280,14 @@ def choice_score(
         DataError: The gold answer is not a letter, or the options are no texts by letter.
     """
     options = None if options is None else letter_choices(options)
+    if others := [name for name in options or () if not re.fullmatch("[a-z]", name)]:
+        raise DataError(f'choices: {others[0]!r} is no letter: write {{"A": TEXT, "B": TEXT}} or [TEXT, TEXT]')
     match = re.match(r"\s*\(?\s*([a-z])\s*(?:[).:]|$)", gold.lower())
     named = [letter for letter, option in (options or {}).items() if normalize_text(option) == normalize_text(gold)]
-    if match is None and len(named) != 1:
-        raise DataError(f'choice: the gold answer is {gold!r}, not a letter as in "(c)"')
-    gold_letter = match[1] if match is not None else named[0]
+    gold_letter = match[1] if match is not None else named[0] if len(named) == 1 else ""
+    if not gold_letter or gold_letter not in (options or gold_letter):
+        known = f" or text of the options {', '.join(options)}" if options else ""
+        raise DataError(f'choice: the gold answer is {gold!r}, not a letter as in "(c)"{known}')
     text = prediction.strip()
     if "<final_answer>" in text:
         text = text.split("<final_answer>")[-1].strip()
@@ -292,10 +303,14 @@ def choice_score(
         for letter, _, rest in lines
         if options is not None and normalize_text(rest).startswith(normalize_text(options.get(letter, "\0")))
     }
+    separated = {letter for letter, mark, _ in lines if mark}
+    if options and (first := _LEADING.match(plain)) and {first[1]} | separated <= {first[1]} & options.keys():
+        rest = normalize_text(plain[first.end() :])
+        if rest and not rest.startswith(tuple(map(normalize_text, options.values()))):
+            with_text.add(first[1])
     boxed, bracketed, bold = (form.findall(lowered) for form in (_BOXED, _BRACKETED, _BOLD))
     forms = (boxed, stated, {*_BARE.findall(plain), *with_text}, bracketed, bold)
     letters = next((set(form) for form in forms if form), set())
-    separated = {letter for letter, mark, _ in lines if mark}
     if not letters and options is None:
         letters = separated
     elif not letters and options and not separated:

@@ -211,11 +211,28 @@ def test_the_text_of_an_option_names_it():
     assert official.choice_score("stay at home", "(b) Stay at home") == 0.0
     assert official.choice_score("B) Stay at home", "(b)", options=options) == 1.0
     assert official.choice_score("B: Try the new place", "(b)", options=options) == 0.0
-    for choices in (options, {"A": "Try the new place", "B": "Stay at home"}, list(options.values())):
+    for text in ("B. Because she is tired.", "B, because she is tired", "B is the answer"):
+        assert official.choice_score(text, "(b)", options=options) == 1.0
+        assert official.choice_score(text, "(a)", options=options) == 0.0
+    for text in ("B. or A.", "A. No.\nB. Yes.", "C. Because she is tired"):
+        assert official.choice_score(text, "(b)", options=options) == 0.0
+    with_letters = ["A. Try the new place", "B) Stay at home"]
+    for choices in (options, {"A": "Try the new place", "B": "Stay at home"}, list(options.values()), with_letters):
         for gold in ("(b) Stay at home", "B", "B. Stay at home", "Stay at home"):
             question = question_of("choice", (gold,), choices=choices)
             scores = [score_question(question, Answer(text)) for text in ("Stay at home", "B. Stay at home", "A")]
             assert scores == [1.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("gold", "choices", "message"),
+    [("1", {"1": "Oslo", "2": "Rome"}, "'1' is no letter: write {\"A\": TEXT"),
+     ("1", ["Oslo", "Rome"], "the options a, b"), ("C", ["Oslo", "Rome"], "'C', not a .* or text of the options a, b"),
+     ("A", [{"label": "A", "text": "Oslo"}], "texts by letter or a list")],
+)  # fmt: skip
+def test_options_that_no_reply_could_name_are_refused(gold, choices, message):
+    with pytest.raises(DataError, match=message):
+        score_question(question_of("choice", (gold,), choices=choices), Answer("1"))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +241,14 @@ def test_the_text_of_an_option_names_it():
      ("正确答案是B\uff0c因为她住在杭州。", "b"), ("王芳住在杭州\uff0c所以选B。", "b"), ("不选A\uff0c选B", "b"),
      ("답: 정답은 B번입니다.", "b"), ("B\uff1a苏州", ""), ("选B还是选C\uff1f", ""), ("选A是错的", ""),
      ("答案不是B", ""), ("不选B", ""), ("不应该选B。", ""), ("我不会选B", ""), ("没有选B", ""), ("排除B", ""),
-     ("应该选B。", "b"), ("答案是A、B", ""), ("B型血", ""), ("杭州和苏州", "")],
+     ("应该选B。", "b"), ("答案是A、B", ""), ("B型血", ""), ("杭州和苏州", ""), ("B选项", "b"),
+     ("正确答案是 B 选项。", "b"), ("B。因为她说过。", "b"), ("B\uff0c因为她说过", "b"), ("B是正确的", "b"),
+     ("根据对话\uff0cB选项是正确答案。", "b"), ("B\uff08杭州\uff09", "b"), ("我认为答案是B\uff08杭州\uff09。", "b"),
+     ("不是A\uff0c而是B。", "b"), ("Bです。なぜなら彼女が言った。", "b"), ("Bが正解です", "b"), ("Bを選びます", "b"),
+     ("B번입니다", "b"), ("B입니다. 왜냐하면", "b"), ("B、C都可以", ""), ("B。C。", ""), ("B类。", ""),
+     ("B是正确的吗\uff1f", ""), ("B不是正确答案", ""), ("Bは正解ではありません", ""), ("B이 정답이 아닙니다", ""),
+     ("Bを選びません", ""), ("B选项不正确。", ""), ("选项B和C", ""), ("A。不对\nB。对", ""),
+     ("正解はBですか、Cですか", ""), ("维生素B。因为她说过", "")],
 )  # fmt: skip
 def test_a_choice_is_read_in_chinese_japanese_and_korean(text, letters):
     options = {"A": "南京", "B": "杭州", "C": "苏州", "D": "上海"}
