@@ -17,7 +17,7 @@ USERS = frozenset(
 _NO_PERSONS = ASSISTANTS | {"system", "developer", "tool", "function", "agent"}
 _LABEL = re.compile(
     r"\s*(?:[-*>]+\s*)?(?:\[[^\]]*\]\s*)?\**([^\W\d][\w.'\u2019\u30fb-]*(?: [\w.'\u2019\u30fb-]+){0,2}?)(?: said)?"
-    r"\**\s*[:\uff1a]\**\s*"
+    r"\**\s*[:\uff1a](?!(?<=\d.)\d)\**\s*"
 )
 _NAME = re.compile(r"[^\W\d_][\w'\u2019\u30fb-]*(?: [^\W\d_][\w.'\u2019\u30fb-]*){0,2}")
 _NOT_SPEAKERS = frozenset(

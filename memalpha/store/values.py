@@ -180,10 +180,10 @@ _COLON = re.compile("[:\uff1a]")
 
 
 def key_value(content: str) -> tuple[str, str] | None:
-    """Split `City: Oslo` into (`city`, `Oslo`); None if the text before the colon is no short name."""
+    """Split `City: Oslo` into (`city`, `Oslo`); None if no short name is before the colon, or it is of a time."""
     colon = ":" if content.isascii() or (match := _COLON.search(content)) is None else match[0]
     key, colon, value = content.partition(colon)
-    if not colon or not value.strip() or not 1 <= len(key.split()) <= MAX_SLOT_WORDS:
+    if not value.strip() or (key[-1:] + value[:1]).isdecimal() or not 1 <= len(key.split()) <= MAX_SLOT_WORDS:
         return None
     if not key.isascii() and len(UNSPACED.findall(key)) > MAX_SLOT_CHARACTERS:
         return None

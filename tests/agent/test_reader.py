@@ -21,6 +21,7 @@ from memalpha.agent.reader import (
     in_conflict,
     states_several_values,
 )
+from memalpha.agent.transcript import split_label
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.store.values import contains, is_abstention, is_same, key_value, normalize
 from memalpha.types import Completion, Hit, MemoryEntry
@@ -224,11 +225,13 @@ def test_key_value_splits_at_the_first_colon(content):
     if pair is not None:
         assert content.index(":") >= len(pair[0].replace(" ", "")) and pair[1] and 1 <= len(pair[0].split()) <= 4
     else:
-        assert (
-            ":" not in content
-            or not content.partition(":")[2].strip()
-            or len(content.partition(":")[0].split()) not in (1, 2, 3, 4)
-        )
+        key, _, value = content.partition(":")
+        assert not value.strip() or len(key.split()) not in (1, 2, 3, 4) or (key[-1:] + value[:1]).isdecimal()
+
+
+@pytest.mark.parametrize("text", ["[04:57] <mvo> run update-grub", "Lunch at 12:30 with Bo", "火车是7\uff1a30开"])
+def test_a_time_separates_no_name(text):
+    assert key_value(text) is None and split_label(text) == ("", text)
 
 
 WORD = st.sampled_from(["oslo", "rome", "red wine", "Oslo", "The Rome", "x"])
