@@ -29,9 +29,19 @@ _MONTH = rf"(?P<month>{'|'.join(f'{month[:3]}(?:{month[3:]})?' for month in MONT
 _DAY = r"(?:(?P<first>\d{1,2})(?:st|nd|rd|th)? ?(?:-|\u2013|to|and) ?)?(?P<day>\d{1,2})(?:st|nd|rd|th|\.)?"
 _YEAR = r"(?:,? (?:of )?(?:(?P<year>\d{4})\b|(?P<which>last|this|next) year\b))"
 _CUE = "last|this|next|in|by|since|until|till|during|early|late|mid|(?:start|beginning|middle|end|week|weekend) of"
+_EAST_HOUR = (
+    r"(?:(?:[上下]午|晚上|早上|中午|凌晨|傍晚|午[前後]|[朝夜]|오전|오후|저녁|아침|새벽) ?)?"
+    r"(?:(?:\d{1,2}|十[一二]?|[二两兩三四五六七八九]|一(?=.[钟鐘半])|(?<=[午上晨])一)"
+    r"(?:[点點][钟鐘]?|[时時](?![间間候代])|[:\uff1a]\d\d)"
+    r"|(?:\d{1,2}|열 ?[한두]|한|두|세|네|다섯|여섯|일곱|여덟|아홉|열) ?시(?!간))"
+    r"(?:半|[\d一二三四五六七八九十]{1,3}分(?![钟鐘])| ?반| ?\d{1,2}분)?"
+)
+ASKS_FOR_HOUR = "(?<![哪这那這])[几幾][点點](?![建意要原理内看想注方])|何時(?!間)(?=.*[ぁ-ん])|몇 ?시(?!간|즌)"
+"""Words of Chinese, Japanese and Korean questions for an hour."""
 CLOCK = re.compile(
     r"\b\d{1,2}(?:[:.]\d\d)? ?(?:[ap]\.?m\b\.?|o'clock)|\b\d{1,2}:\d\d\b"
-    r"|(?<=\bat )\d{1,2}\b(?=[.,;!?]|$| (?:and|but|on|every|sharp|this|to\w+)\b)",
+    r"|(?<=\bat )\d{1,2}\b(?=[.,;!?]|$| (?:and|but|on|every|sharp|this|to\w+)\b)"
+    rf"|{_EAST_HOUR}",
     re.I,
 )
 _JOINT = re.compile(r"(?:\s|,|at|on|from|around|morning|afternoon|evening|night)*", re.I)
@@ -44,7 +54,9 @@ more of a sentence is looked at, either."""
 _REACH = 5000
 """Characters before and behind the likeliest answer that are looked at."""
 
-_ASKS_FOR_CLOCK = re.compile(r"\W*when(?: (?:do|does|is|are)|['\u2019]s)\b|(?:\w+ )?what time\b", re.I)
+_ASKS_FOR_CLOCK = re.compile(
+    rf"\W*when(?: (?:do|does|is|are)|['\u2019]s)\b|(?P<hour>(?:\w+ )?what time\b|.*(?:{ASKS_FOR_HOUR}))", re.I | re.S
+)
 _ASKS_OF_PAST = re.compile(r"\b(?:did|was|were|has|have|had|ago)\b", re.I)
 _IS_AHEAD = re.compile(r"\b(?:will|plan|planning|going to|gonna)\b|['\u2019]ll\b", re.I)
 _ANY_DAY = date(2000, 1, 1)
@@ -108,7 +120,7 @@ def find_time(question: str, text: str, day: date | None, span: tuple[int, int] 
     clocks = list[Time]()
     if asks_for_clock := _ASKS_FOR_CLOCK.match(question):
         clocks = [Time(match[0], *match.span(), is_named=True) for match in CLOCK.finditer(text)]
-        times = [] if "time" in asks_for_clock[0].lower() else times
+        times = [] if asks_for_clock["hour"] else times
     best = min(times + clocks, key=distance, default=None)
     if best is None:
         return None
@@ -274,10 +286,7 @@ _EAST_WEEKDAYS = ("一二三四五六日", "月火水木金土天", "월화수�
 _EAST_COUNTS = {digit: number for number, digit in enumerate("一二三四五六七八九", 1)} | {"两": 2, "兩": 2}
 _EAST_COUNTS |= {"일": 1, "한": 1, "두": 2, "세": 3, "네": 4}
 _DIGITS = "".join(_EAST_COUNTS)
-_EAST_CLOCK = (
-    r"(?P<clock>(?:の|的| )?(?:[上下]午|晚上|早上|中午|凌晨|午[前後]|[朝夜]|오전|오후|저녁|아침)? ?"
-    r"\d{1,2}(?:[点點时時]|시|:\d\d)(?:半|\d{1,2}分| ?반| ?\d{1,2}분)?)?"
-)
+_EAST_CLOCK = rf"(?P<clock>(?:の|的| )?{_EAST_HOUR})?"
 
 
 def _east(day: date, text: str, *, parts: int = 3, clock: str | None = None) -> str:

@@ -275,6 +275,15 @@ def test_the_time_that_belongs_to_what_is_asked_is_copied():
         ("언제 이사했어요?", "일주일 전에 이사했어요.", "2024년 5월 1일"),
         ("언제 만나요?", "다음 주 월욜에 만나요", "2024년 5월 13일"),
         ("언제 만나요?", "다다음 주 월요일에 만나요", "2024년 5월 20일"),
+        ("我几点吃药?", "我最近每天早上八点吃一片药。", "早上八点"),
+        ("会议几点开始?", "有一点远, 会议是明天下午3点半", "下午3点半"),
+        ("火车几点开?", "火车是7\uff1a30开", "7\uff1a30"),
+        ("我什么时候看话剧?", "下周三晚上七点半我去看话剧。", "2024年5月15日晚上七点半"),
+        ("他什么时候来?", "他明天一点也不想来", "2024年5月9日"),
+        ("何時出發?", "明天下午3點出發", "2024年5月9日下午3點"),
+        ("歯医者は何時ですか?", "歯医者は明日の午後3時です。1時間かかる。", "午後3時"),
+        ("몇 시에 운동해요?", "매일 오전 6시에 2시간 운동해요.", "오전 6시"),
+        ("회의는 몇 시예요?", "회의는 오후 세 시 반이에요", "오후 세 시 반"),
     ],
 )
 def test_times_in_chinese_japanese_and_korean(question, text, expected):
@@ -358,6 +367,9 @@ def test_which_questions_the_day_of_a_message_answers():
         "Since when?",
         "On what date did I go?",
         "How long ago was it?",
+        "Do you remember when I told you that?",
+        "Can you tell me when my flight is?",
+        "Please remind me when we met.",
     )
     assert [question for question in asking if not asks_for_day(question)] == []
     others = (
@@ -367,6 +379,8 @@ def test_which_questions_the_day_of_a_message_answers():
         "Whenever I go, what do I take?",
         "What year is it?",
         "What day care is near?",
+        "Remember when I was ill, who cooked?",
+        "Do you know what I do when it rains?",
     )
     assert [question for question in others if asks_for_day(question)] == []
 
