@@ -46,6 +46,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
+from memalpha.agent.prompts import letter_choices
 from memalpha.qa.scoring.stats import group_values, mean
 from memalpha.qa.systems import Passage, Retrieval, WrittenMemory
 from memalpha.store.search.lexical import term_counts
@@ -285,7 +286,7 @@ def feedback(task: Task, retrieval: Retrieval, record: Record, style: Style) -> 
     if record.error_class is None:
         return ""
     question, support = retrieval.question, AnswerSupport(task, retrieval)
-    expected = " or ".join(question.answers) or ("unknown" if style == "compact" else "that it is not known")
+    expected = " or ".join(_in_words(question)) or ("unknown" if style == "compact" else "that it is not known")
     said = _join_texts(list(support.texts.values())[:QUOTES]) if support.texts else ""
     if style == "compact":
         lines = [f"ask: {question.question}", f"answer: {record.answer}", f"right: {expected}"]
@@ -484,6 +485,16 @@ def is_unspecific(answer: str) -> bool:
     return all(word in _UNSPECIFIC or (word.isdecimal() and len(word) < 3) for word in words)
 
 
+def _in_words(question: Question) -> tuple[str, ...]:
+    """Return the accepted answers; the text of an option, not its letter, of a choice."""
+    choices = letter_choices(question.meta.get("choices") or {}) if question.meta.get("metric") == "choice" else {}
+    letters = [re.match(r"\s*\(?\s*([a-z])\s*(?:[).:]|$)", answer.lower()) for answer in question.answers]
+    return tuple(
+        choices.get(letter[1], answer) if letter else answer
+        for letter, answer in zip(letters, question.answers, strict=True)
+    )
+
+
 class AnswerSupport:
     """Support of a question's answer, by the first rule that the task allows."""
 
@@ -492,7 +503,8 @@ class AnswerSupport:
         self.question, self.sources = question, sources
         indexed = [p if p is None else _indexed(_Identity(p)) for p in (retrieval.entries, retrieval.history)]
         self.entries, self.history = indexed
-        self.answers = tuple(answer for answer in question.answers if not is_unspecific(answer))
+        answers = _in_words(question)
+        self.answers = tuple(answer for answer in answers if not is_unspecific(answer))
         # An accepted answer that has another one in it: the other is all that is needed.
         self.shortest_answers = tuple(
             answer
@@ -503,7 +515,7 @@ class AnswerSupport:
         self.facts: list[tuple[str, str | None]] = []  # (content, turn)
         for turn in question.evidence:
             facts = sources.facts.get(turn, [])
-            answering = [c for c in facts if any(contains(c, answer) for answer in question.answers)]
+            answering = [c for c in facts if any(contains(c, answer) for answer in answers)]
             self.facts += [(content, turn) for content in answering or facts]
         groups = [*filter(None, indexed), _IndexedPassages(retrieval.passages)]
         self.rule: Rule = "answers"

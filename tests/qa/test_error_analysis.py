@@ -231,6 +231,16 @@ def test_yes_no_and_small_numbers_never_count_as_found(answer):
     assert error_of(held(question, [f"They said {answer} to 2 of us."], is_shown=True), FREE) == "not_found"
 
 
+@pytest.mark.parametrize("gold", ["A", "(a) Rome", "Rome"])
+def test_a_choice_is_looked_for_by_the_text_of_its_option(gold):
+    meta = {"metric": "choice", "choices": {"A": "Rome", "B": "Oslo"}}
+    question = Question(id="q", question="Where do I live?", answers=(gold,), meta=meta)
+    assert error_of(held(question, ["I have a cat"]), FREE) == "never_written"
+    assert error_of(held(question, ["Lives in Rome"]), FREE) == "not_retrieved"
+    wrong_letter = retrieval(question, ["Lives in Rome"])
+    assert "\nRight: Rome\n" in error_analysis.classified(FREE, wrong_letter, wrong(question)).feedback
+
+
 def test_core_text_that_the_budget_cut_off_was_held_all_the_same():
     """Not overwritten: it is in the memory, and was not in view."""
     complete = "pet: cat. city: Rome"
