@@ -684,11 +684,8 @@ def answer_slot(answer: str, hits: Iterable[Hit]) -> str | None:
     Falls back to the best hit whose value the answer contains; None without a match.
     """
     pairs = [pair for hit in hits if (pair := key_value(hit.entry.content))]
-    for matches in (is_same, contains):
-        for slot, value in pairs:
-            if matches(answer, value):
-                return slot
-    return None
+    slots = (slot for matches in (is_same, contains) for slot, value in pairs if matches(answer, value))
+    return next(slots, None)
 
 
 def in_conflict(slot: str, entries: Iterable[MemoryEntry]) -> bool:

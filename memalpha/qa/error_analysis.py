@@ -47,6 +47,7 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
 from memalpha.agent.prompts import letter_choices
+from memalpha.qa.scoring.official import choice_score
 from memalpha.qa.scoring.stats import group_values, mean
 from memalpha.qa.systems import Passage, Retrieval, WrittenMemory
 from memalpha.store.search.lexical import term_counts
@@ -487,12 +488,10 @@ def is_unspecific(answer: str) -> bool:
 
 def _in_words(question: Question) -> tuple[str, ...]:
     """Return the accepted answers; the text of an option, not its letter, of a choice."""
-    choices = letter_choices(question.meta.get("choices") or {}) if question.meta.get("metric") == "choice" else {}
-    letters = [re.match(r"\s*\(?\s*([a-z])\s*(?:[).:]|$)", answer.lower()) for answer in question.answers]
-    return tuple(
-        choices.get(letter[1], answer) if letter else answer
-        for letter, answer in zip(letters, question.answers, strict=True)
-    )
+    if question.meta.get("metric") != "choice" or not (options := letter_choices(question.meta.get("choices") or {})):
+        return question.answers
+    scores = {name: [choice_score(name, gold, options=options) for gold in question.answers] for name in options}
+    return tuple(text for name, text in options.items() if any(scores[name]))
 
 
 class AnswerSupport:

@@ -149,11 +149,8 @@ def recommendations(text: str) -> list[str]:
     """
     _, separator, rest = text.partition("1.")
     lines = rest.split("\n") if separator else text.replace(",", "\n").split("\n")
-    items = []
-    for line in lines:
-        without_brackets = re.sub(r"\([^()]*\)", "", line.strip())
-        items.append(" ".join(re.sub(r"^\d+[.)\u3001]?\s*[-\u2014\u2013]?", "", without_brackets).split()))
-    return items
+    names = [re.sub(r"\([^()]*\)", "", line.strip()) for line in lines]
+    return [" ".join(re.sub(r"^\d+[.)\u3001]?\s*[-\u2014\u2013]?", "", name).split()) for name in names]
 
 
 def recommendation_recall(
@@ -283,7 +280,7 @@ def choice_score(
     if others := [name for name in options or () if not re.fullmatch("[a-z]", name)]:
         raise DataError(f'choices: {others[0]!r} is no letter: write {{"A": TEXT, "B": TEXT}} or [TEXT, TEXT]')
     match = re.match(r"\s*\(?\s*([a-z])\s*(?:[).:]|$)", gold.lower())
-    named = [letter for letter, option in (options or {}).items() if normalize_text(option) == normalize_text(gold)]
+    named = [name for name, option in (options or {}).items() if normalize_text(option) == normalize_text(gold)]
     gold_letter = match[1] if match is not None else named[0] if len(named) == 1 else ""
     if not gold_letter or gold_letter not in (options or gold_letter):
         known = f" or text of the options {', '.join(options)}" if options else ""
@@ -298,15 +295,12 @@ def choice_score(
     plain = _MARKUP.sub("", lowered)
     stated = ["".join(groups) for groups in _STATED.findall(plain)][-1:]
     lines = _WITH_TEXT.findall(plain)
-    with_text = {  # a line begins with a letter and the text of its option
-        letter
-        for letter, _, rest in lines
-        if options is not None and normalize_text(rest).startswith(normalize_text(options.get(letter, "\0")))
-    }
+    texts = {name: normalize_text(option) for name, option in (options or {}).items()}
+    with_text = {name for name, _, rest in lines if name in texts and normalize_text(rest).startswith(texts[name])}
     separated = {letter for letter, mark, _ in lines if mark}
     if options and (first := _LEADING.match(plain)) and {first[1]} | separated <= {first[1]} & options.keys():
         rest = normalize_text(plain[first.end() :])
-        if rest and not rest.startswith(tuple(map(normalize_text, options.values()))):
+        if rest and not rest.startswith(tuple(texts.values())):
             with_text.add(first[1])
     boxed, bracketed, bold = (form.findall(lowered) for form in (_BOXED, _BRACKETED, _BOLD))
     forms = (boxed, stated, {*_BARE.findall(plain), *with_text}, bracketed, bold)
@@ -314,11 +308,8 @@ def choice_score(
     if not letters and options is None:
         letters = separated
     elif not letters and options and not separated:
-        letters = {
-            letter
-            for letter, option in options.items()
-            if normalize_text(option) == normalize_text(text) or is_same(option, text)
-        }
+        plain = normalize_text(text)
+        letters = {name for name, option in options.items() if texts[name] == plain or is_same(option, text)}
     return float(letters == {gold_letter})
 
 
