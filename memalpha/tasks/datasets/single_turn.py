@@ -3,6 +3,7 @@
 Passages: 24 paragraphs in the order of the file are a task, with all questions on them. A paragraph is a turn: its
 article's title is the speaker (text, if it has none), `<article>:<paragraph>` (both from 0) its id and the evidence of
 its questions. A question of SQuAD 2.0 that its paragraph does not answer has no answer: the right one is to abstain.
+A file of rows (Parquet or JSON Lines: id, context, question, answers), as the hub has these sets, is read, too.
 
 Labels, as learning at test time: a task is a stream of labelled examples and questions for the labels of other
 sentences. Labels are numbers in an order that set and seed decide, so that nobody knows one by its name; "12" and
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from itertools import chain
 from pathlib import Path
@@ -34,7 +35,7 @@ from memalpha.errors import DataError
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.dataset_info import Count, DataSet, shipped_card
 from memalpha.tasks.formats import files
-from memalpha.tasks.formats.files import find_file, find_sibling, require_field, require_items
+from memalpha.tasks.formats.files import find_file, find_sibling, require_field, require_items, require_strings
 from memalpha.tasks.overlap import words
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
@@ -60,7 +61,7 @@ def _passage_loader(card: DataSet) -> Loader:
         """Load tasks of SQuAD or XQuAD.
 
         Args:
-            path: Official file, or its folder.
+            path: Official file, or its folder; or a file of rows.
             variant: Official file of SQuAD by split and version, such as "dev-v1.1"; language of XQuAD, such as "de".
             limit: Return the first `limit` tasks only.
             paragraphs: Paragraphs of a task.
@@ -69,8 +70,11 @@ def _passage_loader(card: DataSet) -> Loader:
             DataError: The file does not fit; the message names file, location and field.
         """
         file = find_file(path, card.files_for(variant)[0].path)
-        articles = require_field(files.read_json(file), "data", list, str(file))
-        passages = list(_passages(require_items(articles, "articles", f"{file}: data"), str(file)))
+        if file.suffix in (".jsonl", ".parquet"):
+            passages = _passages_of_rows(file)
+        else:
+            articles = require_field(files.read_json(file), "data", list, str(file))
+            passages = list(_passages(require_items(articles, "articles", f"{file}: data"), str(file)))
         tasks: list[Task] = []
         for start in range(0, len(passages), paragraphs)[:limit]:
             turns, questions = zip(*passages[start : start + paragraphs], strict=True)
@@ -89,8 +93,7 @@ def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, lis
             turn = SpeakerTurn(speaker=title, text=require_field(item, "context", str, location), id=f"{a}:{p}")
             questions: list[Question] = []
             for question in require_field(item, "qas", list, location):
-                id = str(require_field(question, "id", (str, int), location))
-                place = f"{location}: question {id}"
+                place = f"{location}: question {require_field(question, 'id', (str, int), location)}"
                 impossible = bool(require_field(question, "is_impossible", (bool, NoneType), place))
                 golds = require_field(question, "answers", (list, NoneType) if impossible else list, place) or []
                 texts = [require_field(gold, "text", str, place) for gold in golds]
@@ -98,13 +101,37 @@ def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, lis
                     raise DataError(
                         f"{place}: {'answers' if texts else 'no answer'}, but is_impossible is {impossible}"
                     )
-                category, evidence = ("unanswerable", ()) if impossible else ("extraction", (f"{a}:{p}",))
-                text, answers = require_field(question, "question", str, place).strip(), tuple(dict.fromkeys(texts))
-                meta = {"metric": "squad-f1"}
-                questions.append(
-                    Question(id=id, question=text, answers=answers, category=category, evidence=evidence, meta=meta)
-                )
+                questions.append(_question(question, texts, turn.id, place))
             yield turn, questions
+
+
+def _passages_of_rows(file: Path) -> list[tuple[SpeakerTurn, list[Question]]]:
+    """Return the passages of a file with a question a row, in the order of their first questions."""
+    columns = ("id", "title", "context", "question", "answers")
+    rows = files.iter_parquet_rows(file, columns) if file.suffix == ".parquet" else files.iter_json_lines(file)
+    passages: dict[str, tuple[SpeakerTurn, list[Question]]] = {}
+    for location, row in rows:
+        place = f"{location}: question {require_field(row, 'id', (str, int), location)}"
+        title = (require_field(row, "title", (str, NoneType), place) or "text").replace("_", " ")
+        context = require_field(row, "context", str, place)
+        turn = SpeakerTurn(speaker=title, text=context, id=str(len(passages)))
+        turn, questions = passages.setdefault(context, (turn, []))
+        place = f"{place}: answers"
+        texts = require_strings(require_field(row.get("answers"), "text", list, place), place)
+        questions.append(_question(row, texts, turn.id, place))
+    return require_items(list(passages.values()), "rows", str(file))
+
+
+def _question(item: Mapping[str, Any], texts: Sequence[str], passage: str | None, place: str) -> Question:
+    category, evidence = ("extraction", (str(passage),)) if texts else ("unanswerable", ())
+    return Question(
+        id=str(item["id"]),
+        question=require_field(item, "question", str, place).strip(),
+        answers=tuple(dict.fromkeys(texts)),
+        category=category,
+        evidence=evidence,
+        meta={"metric": "squad-f1"},
+    )
 
 
 load_squad, load_xquad = _passage_loader(_CARDS["squad"]), _passage_loader(_CARDS["xquad"])

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 from hub_layouts import friends, scene, squad, write
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,6 +98,35 @@ def test_a_bad_scene_is_refused(tmp_path, value, says):
     with pytest.raises(DataError, match=says) as caught:
         load_set("friendsqa", data=file)
     assert str(file) in str(caught.value)
+
+
+def test_squad_as_rows_of_the_hub(tmp_path):
+    rows = [
+        {"id": id, "title": "Old_Town", "context": context, "question": "Who?", "answers": {"text": texts}}
+        for id, context, texts in (
+            ("a", "Ana came.", ["Ana"]),
+            ("b", "Leo left.", []),
+            ("c", "Ana came.", ["Ana", "Ana"]),
+        )
+    ]
+    lines = tmp_path / "squad.jsonl"
+    lines.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    table = tmp_path / "squad.parquet"
+    Dataset.from_list(rows).to_parquet(table)
+    (task,) = load_tasks("squad", data=lines)
+    assert [task] == load_tasks("squad", data=table)
+    assert [(turn.speaker, turn.text) for turn in task.chunks[0].turns] == [
+        ("Old Town", "Ana came."),
+        ("Old Town", "Leo left."),
+    ]
+    assert [(question.id, question.answers, question.category) for question in task.questions] == [
+        ("a", ("Ana",), "extraction"),
+        ("c", ("Ana",), "extraction"),
+        ("b", (), "unanswerable"),
+    ]
+    lines.write_text(json.dumps({**rows[0], "answers": ["Ana"]}) + "\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"squad\.jsonl:1: question a: answers: field 'text'"):
+        load_tasks("squad", data=lines)
 
 
 def test_squad_is_a_stream_of_paragraphs(tmp_path):
