@@ -11,7 +11,7 @@ import json
 import platform
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from memalpha.config import LearnerConfig, RewardModelConfig, training_config
 from memalpha.config.training import RunConfig, SFTConfig
@@ -28,8 +29,8 @@ from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.hub import hub_reachable
 from memalpha.policy.base import NAMED_POLICIES, SHIPPED_POLICIES
 from memalpha.policy.load import adapter_chain
-from memalpha.qa.compare import load_records
-from memalpha.qa.scoring.stats import ScoredAnswer, compare_paired, estimate
+from memalpha.qa.report import Record, load_records, scored_answers
+from memalpha.qa.scoring.stats import compare_paired, estimate
 from memalpha.tasks.catalog import MODULES, get_data_set
 from memalpha.train.trainers.directory import CARD_FILE, VALUE_HEAD, RunDirectory
 from memalpha.train.trainers.progress import VALIDATION_METRICS
@@ -39,10 +40,18 @@ SMOL_REPOSITORY = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 """Error of the hub's HTTP client, which is another package from version 2 of huggingface_hub on."""
 version = cache(metadata.version)  # reading it takes milliseconds, and every checkpoint has a card
-_PACKAGES = ("torch", "transformers", "tokenizers", "peft")
+_PACKAGES = ("memalpha", "torch", "transformers", "tokenizers", "peft")
 SMALL_MODEL = 50_000_000
 """Models with fewer weights are toys: they know nothing beyond their training data, and suit any setting."""
 
+_TEMPLATES = Environment(
+    loader=PackageLoader("memalpha", "data"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    autoescape=False,
+)
 _ENDPOINT = re.compile(r"https?://[^\s#/`'\"]+(?=[^\s#`'\"]*#)")  # of a policy's name, http://HOST/v1#MODEL
 
 PAPERS = {
@@ -76,32 +85,19 @@ def render_card(config: LearnerConfig, state: Values, summary: Values | None = N
         summary: Summary of the run if it chose this checkpoint, which the results are of; None: validations only.
         name: Name that loads the model; None: the run's directory.
     """
-    base, results, data = find_base(config.policy), summary or {}, _data(config)
+    results, data, method, base = summary or {}, _data(config), _method(config), find_base(config.policy)
     known = get_data_set(data) if data in MODULES else None
-    kind, usage = _kind_and_usage(config, name or str(_shorten(config.out)))
-    weights = "all weights" if config.lora is None else f"LoRA adapters of rank {config.lora.r}"
-    licence = "The base states no licence where it was loaded from: look it up, it binds this model, too."
-    if base.licence is not None:
-        licence = f"The weights are under the licence of their base: {base.licence}."
-    data_licence = "The licence of the training data is its owner's to say."
-    if known is not None:
-        data_licence = f"Training data `{data}`: {known.licence}."
-    sections = {
-        "Use": "\n".join(["```python", *usage, "```"]),
-        "Results": "\n".join(_results(config, state, results)),
-        "Training": _training(config, state, base),
-        "What it cannot do": "\n".join(f"- {limit}" for limit in _limits(config, results)),
-        "Licence": f"{licence} {data_licence}",
-        "Citation": "\n".join(_citation(_method(config))),
-    }
     hub_id = known.source.removeprefix("hub:") if known is not None and known.source.startswith("hub:") else None
-    after, evaluations = results.get("after") or {}, None
+    before, after, held_out = results.get("before") or {}, results.get("after") or {}, _data(config, held_out=True)
+    is_writer, is_reward_model = isinstance(config, RunConfig), isinstance(config, RewardModelConfig)
+    title, held_out_label = name or config.out.name, _label(held_out)
+    evaluations = None
     if "accuracy" in after:
         evaluations = [
             EvalResult(
                 task_type="text-generation",
-                dataset_type=hub_id or Path(_data(config, held_out=True) or "tasks").name,
-                dataset_name=f"held-out tasks of {_data_label(config, held_out=True)}",
+                dataset_type=hub_id or Path(held_out or "tasks").name,
+                dataset_name=f"held-out tasks of {held_out_label}",
                 metric_type=after.get("metric", "accuracy"),
                 metric_name="accuracy",
                 metric_value=round(after["accuracy"], 4),
@@ -111,16 +107,60 @@ def render_card(config: LearnerConfig, state: Values, summary: Values | None = N
         base_model=base.hub_id,
         license=base.licence,
         library_name="transformers" if config.lora is None else "peft",
-        pipeline_tag=None if isinstance(config, RewardModelConfig) else "text-generation",
-        tags=["memalpha", _method(config), *(["agent-memory"] if isinstance(config, RunConfig) else [])],
+        pipeline_tag=None if is_reward_model else "text-generation",
+        tags=["memalpha", method, *(["agent-memory"] if is_writer else [])],
         datasets=None if hub_id is None else [hub_id],
-        model_name=(name or config.out.name) if evaluations else None,
+        model_name=title if evaluations else None,
         eval_results=evaluations,
     )
-    trained = f"Trained from {base.label} with memalpha ({_method(config)}, {weights}), step {state['step']}."
-    parts = [f"---\n{head.to_yaml()}\n---", f"# {name or config.out.name}", f"{kind}.\n\n{trained}"]
-    text = "\n\n".join([*parts, *(f"## {title}\n\n{text}" for title, text in sections.items())]) + "\n"
+    systems, difference = [], None
+    if "accuracy" in before and "accuracy" in after:
+        summaries = {"before": before, "after": after, **results.get("baselines", {})}
+        rows = {system: scored_answers(_load_records(config, system), "correct") for system in summaries}
+        systems = [(key, summaries[key]["accuracy"], estimate(own) if own else None) for key, own in rows.items()]
+        if rows["before"] and [row[:2] for row in rows["before"]] == [row[:2] for row in rows["after"]]:
+            difference = compare_paired(rows["before"], rows["after"]).difference
+    start, best = state.get("start_validation") or {}, state.get("best")
+    shown = {key: start[key] for key in VALIDATION_METRICS if key in start}
+    validations = [f"{key.replace('_', ' ')} {value:.3f} at the start" for key, value in shown.items()]
+    validations += [f"score {best['score']:.3f} at the best step so far ({best['step']})"] if best else []
+    metrics, starts = (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
+        for path in (config.out / "metrics.jsonl", config.out / "starts.jsonl")
+    )
+    done = [line for line in metrics if line["step"] < state["step"]]
+    kinds = {"sampled": "sampled_tokens", "trained": "tokens"}
+    sums = {word: sum(line.get(key, 0) for line in done) for word, key in kinds.items()}
+    records = _load_records(config, "after") if is_writer and after else []
+    errors = [record.error_class for record in records if record.error_class]
+    values: dict[str, Any] = {"config": config, "state": state, "results": results, "method": method, "title": title}
+    values |= {"base": base, "head": head.to_yaml(), "before": before, "after": after, "held_out": held_out_label}
+    values |= {"systems": systems, "difference": difference, "validations": validations, "known": known, "data": data}
+    values |= {"is_writer": is_writer, "is_reward_model": is_reward_model, "small_model": SMALL_MODEL}
+    values |= {
+        "model": name or _shorten(config.out),
+        "command": _command(starts[-1].get("command", "") if starts else ""),
+    }
+    values |= {"data_label": _label(data), "rows": _rows(config), "lineage": _lineage(config)}
+    values |= {"tokens": [f"{count:,} {word}" for word, count in sums.items() if count]}
+    values |= {
+        "software": state.get("software") or {},
+        "python": platform.python_version(),
+        "paper": PAPERS.get(method),
+    }
+    values |= {"versions": {package: version(package) for package in _PACKAGES}}
+    values |= {
+        "errors": errors,
+        "worst": max(sorted(set(errors)), key=errors.count, default=""),
+        "answers": len(records),
+    }
+    text = _TEMPLATES.get_template("model_card.md.jinja").render(values)
     return _ENDPOINT.sub("http://HOST", text)
+
+
+def _load_records(config: LearnerConfig, system: str) -> list[Record]:
+    """Return the records of a system's held-out answers; none without its file."""
+    return load_records(path) if (path := config.out / "eval" / f"{system}.jsonl").is_file() else []
 
 
 def find_base(policy: str) -> Base:
@@ -148,123 +188,20 @@ def _card_data(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _kind_and_usage(config: LearnerConfig, name: str) -> tuple[str, list[str]]:
-    """Return what kind of model a run makes, and lines of Python that use it."""
-    if isinstance(config, RunConfig):
-        return (
-            "A memory writer: it reads a conversation chunk by chunk and keeps a categorized memory with tool calls "
-            "(insert, update, delete), from which questions are answered later"
-        ), [
-            "from memalpha import MemoryAgent, MemoryStore",
-            "",
-            f'agent = MemoryAgent("{name}", MemoryStore.open("memory.db"))',
-            'agent.read("Ana: I moved to Porto last week.", timestamp="2025-01-10")',
-            'print(agent.ask("Where does Ana live?").text)',
-        ]
-    if isinstance(config, RewardModelConfig):
-        return "A reward model that scores replies to prompts", [
-            "from memalpha import load_reward_model",
-            "",
-            f'print(load_reward_model("{name}").score(["What is 2 + 2?"], ["4"]))',
-        ]
-    package, kind = ("transformers", "AutoModelForCausalLM")
-    if config.lora is not None:
-        package, kind = ("peft", "AutoPeftModelForCausalLM")
-    usage = [f"from {package} import {kind}", "", f'model = {kind}.from_pretrained("{name}")']
-    return "A policy that answers prompts", usage
-
-
-def _results(config: LearnerConfig, state: Values, results: Values) -> Iterator[str]:
-    """Yield the lines of the results: held-out before and after, or validations of a run that goes on."""
-    before, after = results.get("before") or {}, results.get("after") or {}
-    if "accuracy" in before and "accuracy" in after:
-        yield from _accuracies(config, results)
-    elif before and after:
-        names = [key for key, value in after.items() if isinstance(value, int | float) and key in before]
-        yield "| held out | before | after |\n|---|---|---|"
-        yield from (f"| {name.replace('_', ' ')} | {before[name]:.3f} | {after[name]:.3f} |" for name in names)
-    else:
-        start, best = state.get("start_validation") or {}, state.get("best")
-        shown = {name: start[name] for name in VALIDATION_METRICS if name in start}
-        texts = [f"{name.replace('_', ' ')} {value:.3f} at the start" for name, value in shown.items()]
-        texts += [f"score {best['score']:.3f} at the best step so far ({best['step']})"] if best else []
-        validations = f"{', '.join(texts)}." if texts else "nothing was validated."
-        yield f"Step {state['step']} of a run; {validations} Held-out results come at the end of a run."
-
-
-def _accuracies(config: LearnerConfig, results: Values) -> Iterator[str]:
-    folder = config.out / "eval"
-    systems = {"before": results["before"], "after": results["after"], **results.get("baselines", {})}
-    rows: dict[str, list[ScoredAnswer]] = {}
-    for name in systems:
-        records = load_records(path) if (path := folder / f"{name}.jsonl").is_file() else ()
-        rows[name] = [ScoredAnswer(record.task, record.ability, float(record.correct)) for record in records]
-    tasks, questions = results.get("tasks"), results.get("questions")
-    measured = "".join(f", {key} `{systems['after'][key]}`" for key in ("reader", "metric") if key in systems["after"])
-    held_out = _data_label(config, held_out=True)
-    yield f"Accuracy on {questions} questions of {tasks} held-out tasks of {held_out}{measured}.\n"
-    yield "| | accuracy | 95 % interval |\n|---|---|---|"
-    for name, values in systems.items():
-        value, interval = estimate(rows[name]) if rows[name] else None, "-"
-        if value is not None:
-            bounds = value.interval
-            interval = f"{bounds[0]:.3f} to {bounds[1]:.3f}" if bounds else f"none: {value.clusters} conversations"
-        yield f"| {name.replace('_', ' ')} | {values['accuracy']:.3f} | {interval} |"
-    if rows["before"] and [row[:2] for row in rows["before"]] == [row[:2] for row in rows["after"]]:
-        difference = compare_paired(rows["before"], rows["after"]).difference
-        verdict = f"{difference.clusters} conversations are too few for an interval"
-        if difference.interval is not None:
-            low, high = difference.interval
-            noise = " (no difference beyond noise)" if low <= 0 <= high else ""
-            verdict = f"95 % interval {low:+.3f} to {high:+.3f}{noise}"
-        yield f"\nDifference {difference.value:+.3f}, paired by question: {verdict}."
-
-
-def _training(config: LearnerConfig, state: Values, base: Base) -> str:
-    metrics, starts = (
-        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.is_file() else []
-        for path in (config.out / "metrics.jsonl", config.out / "starts.jsonl")
-    )
-    recorded, software = starts[-1] if starts else {}, state.get("software") or {}
-    memalpha = f"memalpha {software.get('version')}"
-    memalpha += f" (commit {software['commit']})" if software.get("commit") else ""
-    done = [line for line in metrics if line["step"] < state["step"]]
-    kinds = {"sampled": "sampled_tokens", "trained": "tokens"}
-    sums = {word: sum(line.get(key, 0) for line in done) for word, key in kinds.items()}
-    rows = {
-        "base": base.label,
-        **_lineage(config),
-        "data": _data_label(config),
-        **_rows(config),
-        "method": _method(config),
-        "steps": f"{state['step']}",
-        "tokens": ", ".join(f"{count:,} {word}" for word, count in sums.items() if count) or "-",
-        "learning rate": f"{config.optimizer.learning_rate:g}" if config.optimizer.learning_rate else "default",
-        "seed": str(config.seed),
-        "minutes": f"{state.get('minutes', 0):.1f}",
-        "software": ", ".join([memalpha, *(f"{name} {version(name)}" for name in _PACKAGES)])
-        + f", Python {platform.python_version()}",
-    }
-    table = "\n".join(["| | |\n|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())])
-    return (
-        f"```bash\n{_command(recorded.get('command', ''))}\n```\n\n{table}\n\nAll settings: `config.yaml` of the run."
-    )
-
-
-def _rows(config: LearnerConfig) -> dict[str, str]:
+def _rows(config: LearnerConfig) -> str:
     """Return the file of rows that a supervised run imitates, and who wrote them if `memalpha data write` says so."""
     if not (isinstance(config, SFTConfig) and config.source.endswith(".jsonl")):
-        return {}
+        return ""
     path = Path(config.source)
     try:
         lines = path.with_suffix(".scores.jsonl").read_text(encoding="utf-8").splitlines()
         teachers = sorted({json.loads(line)["teacher"] for line in lines} - {""})
     except (OSError, ValueError, KeyError, TypeError):
         teachers = []
-    return {"rows": "; ".join([f"`{_shorten(path)}`", *(f"written by {teacher}" for teacher in teachers)])}
+    return "; ".join([f"`{_shorten(path)}`", *(f"written by {teacher}" for teacher in teachers)])
 
 
-def _lineage(config: LearnerConfig) -> dict[str, str]:
+def _lineage(config: LearnerConfig) -> list[str]:
     """Return which runs made the start policy, the newest first, as far as their directories are there."""
     runs: dict[Path, str] = {}
     folder = Path(config.policy)
@@ -276,46 +213,14 @@ def _lineage(config: LearnerConfig) -> dict[str, str]:
         except ConfigError:  # this card is no place to refuse another run's settings
             runs[run] = f"run `{run.name}`, whose settings this version cannot read"
             break
-        facts = [_method(earlier), f"data {_data_label(earlier)}"]
-        facts += [f"rows {rows}" for rows in _rows(earlier).values()]
+        facts = [_method(earlier), f"data {_label(_data(earlier))}"]
+        facts += [f"rows {rows}"] if (rows := _rows(earlier)) else []
         if isinstance(earlier, SFTConfig) and not earlier.source.endswith(".jsonl"):
             facts.append(f"source `{_shorten(Path(earlier.source))}`")
         base = Path(earlier.policy)
         runs[run] = f"run `{run.name}` ({', '.join(facts)}) from `{'/'.join(base.parts[-3:])}`"
         folder = base
-    return {"base made by": "; before it ".join(runs.values())} if runs else {}
-
-
-def _citation(method: str) -> Iterator[str]:
-    """Yield the lines of the citations: the method's paper, if it has one, and memalpha."""
-    yield "```bibtex"
-    if method in PAPERS:
-        title, number = PAPERS[method]
-        yield f"@misc{{{method}, title={{{title}}}, eprint={{{number}}}, archivePrefix={{arXiv}}}}"
-    release = f"version={{{version('memalpha')}}}"
-    yield f"@software{{memalpha, title={{memalpha}}, author={{The memalpha developers}}, {release}}}"
-    yield "```"
-
-
-def _limits(config: LearnerConfig, results: Values) -> Iterator[str]:
-    """Yield sentences on what the model cannot do, with the figures that the run has of it."""
-    after = results.get("after") or {}
-    measured = dict.fromkeys([_data_label(config), _data_label(config, held_out=True)])
-    yield f"It was trained and measured on {' and '.join(measured)} alone, on no other text or language."
-    if (parameters := results.get("policy_parameters", SMALL_MODEL)) < SMALL_MODEL:
-        yield f"It has {parameters / 1e6:.1f}M parameters: a model of this size knows nothing beyond its training data."
-    if not isinstance(config, RunConfig):
-        return
-    yield "It writes, a reader answers: with another reader or metric the accuracies differ."
-    yield "It keeps what people say, true or not; see memalpha's guide to trust before you let strangers write."
-    records = load_records(path) if (path := config.out / "eval" / "after.jsonl").is_file() and after else []
-    wrong = [record.error_class for record in records if record.error_class]
-    if wrong:
-        worst = max(sorted(set(wrong)), key=wrong.count)
-        share, share_of_worst = len(wrong) / len(records), wrong.count(worst) / len(records)
-        yield f"{share:.0%} of the answers are wrong; most often: {worst.replace('_', ' ')} ({share_of_worst:.0%})."
-    if after.get("stale_rate"):
-        yield f"{after['stale_rate']:.0%} of the questions on what changed get an outdated answer."
+    return list(runs.values())
 
 
 def _method(config: LearnerConfig) -> str:
@@ -328,8 +233,7 @@ def _data(config: LearnerConfig, *, held_out: bool = False) -> str:
     return str(own or dict(config)["data"] or "")
 
 
-def _data_label(config: LearnerConfig, *, held_out: bool = False) -> str:
-    data = _data(config, held_out=held_out)
+def _label(data: str) -> str:
     if not data:
         return "tasks given in Python"
     return f"the set `{data}`" if data in MODULES else f"`{_shorten(Path(data))}`"
