@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from memalpha.config import EvalConfig
 from memalpha.errors import ConfigError, DataError
 from memalpha.policy.base import format_bill
@@ -26,6 +28,15 @@ from memalpha.qa.scoring.stats import ScoredAnswer, group_values, mean
 from memalpha.store.memory import html_table
 from memalpha.text_files import parse_json, read_text, write_json
 from memalpha.types import Task, Trajectory, TrajectoryGroup
+
+TEMPLATES = Environment(
+    loader=PackageLoader("memalpha", "data"),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+"""Templates of the package's Markdown and text files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from memalpha.policy.flat_qwen3 import MAX_PARAMETERS
 from memalpha.policy.kv_cache import cache_argument
 from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
+from memalpha.qa.report import TEMPLATES
 from memalpha.store.schema import load_schema
 from memalpha.train.algorithms import build_algorithm
 from memalpha.train.data.demonstrations import load_rows
@@ -364,27 +365,4 @@ def plan_run(config: AnyTraining, *, gpu: str | None = None, processes: int | No
 
 def format_plan(plan: Mapping[str, Any]) -> str:
     """Return a plan (`plan_run`) as lines of text."""
-    model, step, memory, time = (plan[name] for name in ("model", "step", "memory", "time"))
-    lines = [
-        f"plan of a run of policy {plan['policy']}, {plan['processes']} process(es); nothing is trained",
-        f"model: {model['parameters']:,} parameters"
-        + ("" if model["trained"] == model["parameters"] else f", and {model['trained']:,} of adapters, which learn"),
-        f"a step: {step['prompts']:,} prompts of {step['prompt_tokens']:,} tokens, replies of at most "
-        f"{step['completion_tokens']:,} tokens, {step['answers']:,} answers, {step['rows']:,} trained rows",
-        f"memory of each process, {memory['accuracy']}:",
-    ]
-    for phase in memory["phases"]:
-        parts = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in phase["parts"].items())
-        lines.append(f"  {phase['name']:<8} {phase['bytes'] / 1e9:8.2f} GB: {parts}")
-    fits = {True: "fits in", False: "DOES NOT FIT in", None: "unknown device of"}[memory["fits"]]
-    lines.append(f"  peak in {memory['peak']['phase']}; {fits} {(memory['device_bytes'] or 0) / 1e9:.0f} GB")
-    if time["phases"] is None:
-        lines.append(
-            "time: not estimated on a CPU, where shared prompts and short replies decide: a trial of two steps"
-        )
-        lines.append("  (max_steps=2 out=runs/trial) shows the minutes left; --gpu NAME estimates a card")
-        return "\n".join(lines)
-    phases, total = (f"{name} {seconds:,.1f} s" for name, seconds in time["phases"].items()), time["step_seconds"]
-    lines.append(f"time on {time['device']}, an estimate never checked on a GPU:")
-    lines.append(f"  a step {total:,.1f} s ({', '.join(phases)}); {time['steps']} steps, and evaluations")
-    return "\n".join(lines)
+    return TEMPLATES.get_template("plan.txt.jinja").render(plan)

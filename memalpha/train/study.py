@@ -40,6 +40,7 @@ from memalpha.config.files import build_config
 from memalpha.config.training import PairsConfig
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.qa.compare import ComparedSystem, compare, load_records
+from memalpha.qa.report import TEMPLATES
 from memalpha.qa.scoring.stats import mean_and_deviation
 
 FIGURES = ("update_hit", "delete_hit", "valid_calls", "duplicates", "memory_tokens")
@@ -241,40 +242,5 @@ def interpolate(curve: Sequence[tuple[int, float]], tokens: float) -> float:
 
 def format_results(results: Mapping[str, Any]) -> str:
     """Format the results as Markdown: one table of the end, one of the curves."""
-    variants = results["variants"]
-    figures = [figure for figure in FIGURES if all(figure in item["figures"] for item in variants.values())]
-    lines = [
-        f"# Study over {results['base']}",
-        "",
-        f"{results['conversations']} held-out conversations ({results['questions']} questions), seeds "
-        f"{', '.join(map(str, results['seeds']))}, accuracy {_number(results['before'])} before training. "
-        f"{results['method']}.",
-        "",
-        f"| variant | accuracy | difference | p | tokens, k | {' | '.join(figures)} |",
-        "|---|" + "---|" * (4 + len(figures)),
-    ]
-    for name, item in variants.items():
-        value, low, high = item["mean"]
-        against = item["against"]
-        difference = f"{against[0]:+.3f} [{_number(against[1])}, {_number(against[2])}]" if against else "-"
-        cells = [f"{value:.3f} [{_number(low)}, {_number(high)}]", difference, _number(against and against[3])]
-        cells.append(f"{mean(item['sampled_tokens']) / 1000:.0f}")
-        lines.append(
-            f"| {name} | " + " | ".join(cells + [f"{item['figures'][figure]:.3f}" for figure in figures]) + " |"
-        )
-    if results["budgets"]:
-        heads = [f"{budget / 1000:.0f}k" for budget in results["budgets"]]
-        lines += ["", "Validation accuracy after equal sampled tokens, mean ± standard deviation over seeds:", ""]
-        lines += [f"| variant | {' | '.join(heads)} |", "|---|" + "---|" * len(heads)]
-        for name, item in variants.items():
-            cells = [f"{value:.3f}" + ("" if spread is None else f" ± {spread:.3f}") for value, spread in item["curve"]]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += ["", "| variant | settings | accuracy of each seed |", "|---|---|---|"]
-    for name, item in variants.items():
-        settings = ", ".join(f"`{key}={value}`" for key, value in item["settings"].items()) or "the base's"
-        lines.append(f"| {name} | {settings} | {', '.join(f'{value:.3f}' for value in item['accuracy'])} |")
-    return "\n".join(lines) + "\n"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+    figures = [name for name in FIGURES if all(name in item["figures"] for item in results["variants"].values())]
+    return TEMPLATES.get_template("study.md.jinja").render(results, figures=figures)

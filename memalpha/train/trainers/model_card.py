@@ -21,7 +21,6 @@ from typing import Any
 import yaml
 from huggingface_hub import CommitOperationAdd, EvalResult, HfApi, ModelCard, ModelCardData, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from memalpha.config import LearnerConfig, RewardModelConfig, training_config
 from memalpha.config.training import RunConfig, SFTConfig
@@ -29,7 +28,7 @@ from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.hub import hub_reachable
 from memalpha.policy.base import NAMED_POLICIES, SHIPPED_POLICIES
 from memalpha.policy.load import adapter_chain
-from memalpha.qa.report import Record, load_records, scored_answers
+from memalpha.qa.report import TEMPLATES, Record, load_records, scored_answers
 from memalpha.qa.scoring.stats import compare_paired, estimate
 from memalpha.tasks.catalog import MODULES, get_data_set
 from memalpha.train.trainers.directory import CARD_FILE, VALUE_HEAD, RunDirectory
@@ -44,14 +43,6 @@ _PACKAGES = ("memalpha", "torch", "transformers", "tokenizers", "peft")
 SMALL_MODEL = 50_000_000
 """Models with fewer weights are toys: they know nothing beyond their training data, and suit any setting."""
 
-_TEMPLATES = Environment(
-    loader=PackageLoader("memalpha", "data"),
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-    autoescape=False,
-)
 _ENDPOINT = re.compile(r"https?://[^\s#/`'\"]+(?=[^\s#`'\"]*#)")  # of a policy's name, http://HOST/v1#MODEL
 
 PAPERS = {
@@ -154,7 +145,7 @@ def render_card(config: LearnerConfig, state: Values, summary: Values | None = N
         "worst": max(sorted(set(errors)), key=errors.count, default=""),
         "answers": len(records),
     }
-    text = _TEMPLATES.get_template("model_card.md.jinja").render(values)
+    text = TEMPLATES.get_template("model_card.md.jinja").render(values)
     return _ENDPOINT.sub("http://HOST", text)
 
 
