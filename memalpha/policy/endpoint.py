@@ -92,21 +92,6 @@ def estimate_tokens(text: str) -> int:
     return -(-len(text.encode("utf-8", "surrogatepass")) // 4)
 
 
-def estimate_message_tokens(message: Mapping[str, Any]) -> int:
-    """Estimate the tokens of a message from its text and its calls' names and arguments."""
-    calls = message.get("tool_calls")
-    parts = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
-    parts = [f"{part.get('name')}{part.get('arguments')}" for part in parts if isinstance(part, Mapping)]
-    return estimate_tokens("".join([message.get("content") or "", *parts]))
-
-
-def estimate_prompt_tokens(body: Mapping[str, Any]) -> int:
-    """Estimate the tokens of a request's messages and tool schemas."""
-    tools = body.get("tools")
-    texts = [str(message["content"]) for message in body["messages"]] + ([json.dumps(tools)] if tools else [])
-    return sum(map(estimate_tokens, texts)) + MESSAGE_OVERHEAD * len(texts)
-
-
 def plausible_count(count: Any, least: int, most: int) -> int | None:
     """Return the server's token count if plausible, otherwise None.
 
@@ -264,7 +249,9 @@ class EndpointClient(ServerThread):
                 raise
 
     async def _send(self, body: Mapping[str, Any], batch: RequestBatch) -> Reply:
-        prompt = estimate_prompt_tokens(body)
+        texts = [str(message["content"]) for message in body["messages"]]
+        texts += [json.dumps(body["tools"])] if body.get("tools") else []
+        prompt = sum(map(estimate_tokens, texts)) + MESSAGE_OVERHEAD * len(texts)
         max_new_tokens = body.get("max_tokens") or body.get("max_completion_tokens") or 0
         tokens, limit = prompt + max_new_tokens, self.config.tokens_per_minute
         if limit is not None and tokens > limit:
@@ -311,7 +298,10 @@ class EndpointClient(ServerThread):
         choice = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], Mapping) else {}
         if (message := _message(choice)) is not None:
             usage = data["usage"] if isinstance(data.get("usage"), Mapping) else {}
-            estimated_tokens = estimate_message_tokens(message)
+            calls = message["tool_calls"] if isinstance(message.get("tool_calls"), list) else []
+            parts = [call.get("function") for call in calls if isinstance(call, Mapping)]
+            texts = [f"{part.get('name')}{part.get('arguments')}" for part in parts if isinstance(part, Mapping)]
+            estimated_tokens = estimate_tokens("".join([message.get("content") or "", *texts]))
             prompt_tokens = plausible_count(usage.get("prompt_tokens"), prompt // 4, prompt * 4)
             completion_tokens = plausible_count(
                 usage.get("completion_tokens"),

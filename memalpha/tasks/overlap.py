@@ -91,6 +91,10 @@ class Overlap:
     examples: tuple[Example, ...] = ()
 
 
+_Asked = tuple[str, Question, int, list[int]]
+"""Id of the task, question, number of its text, numbers of the passages that it rests on."""
+
+
 class _Texts:
     """Number the different texts of a test set; hash the words of any text to 64 bits, each word once."""
 
@@ -144,15 +148,11 @@ def find_overlap(
     if examples < 0:
         raise DataError(f"examples={examples}: a number of examples is needed, 0 for none")
     texts = _Texts()
-    test_questions: list[tuple[str, Question, int, list[int]]] = []  # with the numbers of its text and its passages
+    test_questions: list[_Asked] = []
     for task in test:
         by_chunk = [[texts.number(text) for text in passages(chunk)] for chunk in task.chunks]
-        by_turn = {
-            turn.id: number
-            for chunk, numbers in zip(task.chunks, by_chunk, strict=True)
-            for turn, number in zip(chunk.turns, numbers, strict=False)
-            if turn.id
-        }
+        pairs = zip((chunk.turns for chunk in task.chunks), by_chunk, strict=True)
+        by_turn = {turn.id: number for pair in pairs for turn, number in zip(*pair, strict=False) if turn.id}
         for question in task.questions:
             numbers = [by_turn[id] for id in question.evidence if id in by_turn]
             numbers = numbers or list(chain.from_iterable(by_chunk[: task.asked_after(question) + 1]))
@@ -162,7 +162,7 @@ def find_overlap(
         matches.add_task(task, texts)
         if progress is not None:
             progress()
-    return _report(test_questions, texts, matches, n, common, examples)
+    return _report(test_questions, texts, matches, common, examples)
 
 
 def words(text: str) -> list[str]:
@@ -273,14 +273,10 @@ def _grams(words: np.ndarray, n: int) -> np.ndarray:
 
 
 def _report(
-    test_questions: Sequence[tuple[str, Question, int, list[int]]],
-    texts: _Texts,
-    matches: _TrainingMatches,
-    n: int,
-    common: int,
-    example_limit: int,
+    test_questions: Sequence[_Asked], texts: _Texts, matches: _TrainingMatches, common: int, limit: int
 ) -> Overlap:
-    is_leak = ((matches.counts > 0) & (matches.counts <= common))[matches.key_index]
+    """Return the overlap, with at most `limit` examples of each reason."""
+    n, is_leak = matches.n, ((matches.counts > 0) & (matches.counts <= common))[matches.key_index]
     ngrams: dict[int, tuple[str, str]] = {}  # text -> the source of its first leaked n-gram
     for owner, gram in zip(matches.owners[is_leak].tolist(), matches.key_index[is_leak].tolist(), strict=True):
         ngrams.setdefault(owner, matches.ngram_sources[gram])
@@ -303,7 +299,7 @@ def _report(
                 ids.append(f"{task}/{question.id}")
         for reason, number in evidence.items():
             reasons[reason] += 1
-            if reasons[reason] <= example_limit:
+            if reasons[reason] <= limit:
                 source, text = sources[reason][number]
                 own_text = _short(texts.originals[number])
                 examples.append(Example(reason, question.id, task, own_text, source, _short(text)))

@@ -523,29 +523,25 @@ def load_labels(path: str | Path | None = None) -> list[LabelledItem]:
     """
     source = Path(path or str(resources.files("memalpha") / "data" / "judge_labels.jsonl"))
     lines = read_text(source).split("\n")  # not splitlines(): JSON strings may hold U+2028 and the like
-    labelled = [_parse_label(line, f"{source}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    labelled = []
+    for where, line in ((f"{source}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()):
+        row = parse_json(line, where)
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: a JSON object is needed")
+        label, id = row.pop("label", None), row.pop("id", None)
+        if not is_finite_number(label) or not 0 <= label <= 1:
+            raise DataError(f"{where}: label {label!r:.80}: a number from 0 to 1 is needed")
+        if id is not None and type(id) not in (str, int):
+            raise DataError(f"{where}: id {id!r:.80}: a text or a whole number is needed")
+        row = row if "chunk" in row else {"gold": (), **row}
+        try:
+            item = _ADAPTERS[Write if "chunk" in row else Item].validate_json(json.dumps(row))
+        except ValidationError as error:
+            raise DataError(f"{where}: {format_validation_error(error)}") from error
+        labelled.append(LabelledItem(item, float(label), where if id is None else str(id)))
     if not labelled:
         raise DataError(f"{source} holds no labelled item")
     return labelled
-
-
-def _parse_label(text: str, where: str) -> LabelledItem:
-    row = parse_json(text, where)
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: a JSON object is needed")
-    label, id = row.pop("label", None), row.pop("id", None)
-    if not is_finite_number(label) or not 0 <= label <= 1:
-        raise DataError(f"{where}: label {label!r:.80}: a number from 0 to 1 is needed")
-    if id is not None and type(id) not in (str, int):
-        raise DataError(f"{where}: id {id!r:.80}: a text or a whole number is needed")
-    kind = Write if "chunk" in row else Item
-    if kind is Item:
-        row.setdefault("gold", ())
-    try:
-        item = _ADAPTERS[kind].validate_json(json.dumps(row))
-    except ValidationError as error:
-        raise DataError(f"{where}: {format_validation_error(error)}") from error
-    return LabelledItem(item, float(label), where if id is None else str(id))
 
 
 def agreement(labels: Sequence[float], scores: Sequence[float | None]) -> dict[str, Any]:
