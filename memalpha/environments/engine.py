@@ -309,7 +309,7 @@ class RunningEpisode:
     done: bool = False
 
     def __post_init__(self) -> None:
-        self.environment = self.engine.make_environment()
+        self.environment = make_environment(self.engine.environment)
         if isinstance(self.environment, Advised):
             self.environment.advice = self.start.advice
         with name_errors(f"{self.where} raised", RewardError):
@@ -330,16 +330,6 @@ class RunningEpisode:
     def reply(self) -> str:
         """Text of the last completion."""
         return self.completion.text
-
-    @property
-    def turns_expected(self) -> int:
-        """Number of turns, 1 if the environment does not know it."""
-        return self.environment.turns if isinstance(self.environment, Counted) else 1
-
-    @property
-    def turns_done(self) -> int:
-        """Part of `turns_expected` that is done."""
-        return len(self.turns) if isinstance(self.environment, Counted) else int(self.done)
 
     def next_request(self, temperature: float, seed: int, role: str) -> SampleRequest:
         """Return the next prompt with its noise key.
@@ -615,14 +605,17 @@ class RolloutEngine(Generic[AnyTask]):
             RewardError: An environment fails, or gives no observation to reply to.
         """
         episodes = [RunningEpisode(self, start, step) for start in starts]
-        total = sum(episode.turns_expected for episode in episodes)
+        counts = [item.environment.turns if isinstance(item.environment, Counted) else None for item in episodes]
+        total = sum(1 if count is None else count for count in counts)
         pool = EpisodePool(open_queue(self.policy), temperature, seed, role)
         try:
             pool.submit(episodes)
             while pool.in_flight:
                 pool.collect()
                 if progress is not None:
-                    progress(sum(episode.turns_done for episode in episodes), total)
+                    pairs = zip(episodes, counts, strict=True)
+                    done = sum(item.done if count is None else len(item.turns) for item, count in pairs)
+                    progress(done, total)
         finally:
             pool.close()
         return [episode.trajectory(role) for episode in episodes]
@@ -630,10 +623,6 @@ class RolloutEngine(Generic[AnyTask]):
     def first_request(self, task: AnyTask) -> SampleRequest:
         """Return the first prompt of a task."""
         return RunningEpisode(self, Start(task, 0)).next_request(0.0, 0, "attempt")
-
-    def make_environment(self) -> Environment:
-        """Return the environment of one episode."""
-        return make_environment(self.environment)
 
 
 def rollouts(

@@ -228,9 +228,13 @@ def test_what_cannot_be_sampled_ahead_is_refused(source):
         make_source(source.tasks, source.worker)
     source.worker.world = World()
 
-    class Together(type(source.worker.engine.make_environment())):
-        lock_step = True
+    make_alone = source.worker.engine.environment
 
-    source.worker.engine.make_environment = lambda: Together(source.worker.engine.environment)
+    def make_together():
+        environment = make_alone()
+        environment.lock_step = True
+        return environment
+
+    source.worker.engine.environment = make_together
     with pytest.raises(ConfigError, match="set lock_step=False"):
         make_source(source.tasks, source.worker)
