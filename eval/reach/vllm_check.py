@@ -131,7 +131,7 @@ class Learner:
         tasks = worlds.tasks(worlds.WorldConfig(), 7, 0, REQUESTS)
         self.prompts = [rollouts.first_request(task) for task in tasks]
         self.engine = Engine(trained, config)
-        self.sync = WeightSync(self.policy, self.engine, config, self.prompts[:4], work / "weights")
+        self.sync = WeightSync(self.policy, self.engine, self.prompts[:4], work / "weights")
 
     def requests(self, temperature: float) -> list[SampleRequest]:
         """Return the prompts as requests at a temperature."""

@@ -49,6 +49,7 @@ from memalpha.policy.chat.text import CLOSE
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.evaluate import MemoryScorer, ScoredGroups, StateQuestion, ask_states, questions_of
 from memalpha.qa.report import Record
+from memalpha.qa.scoring.stats import group_values
 from memalpha.store.state import MemoryState
 from memalpha.train.algorithms.advantages import TIE_TOLERANCE, centre
 from memalpha.types import Operation, Question, Task, ToolResult, Trajectory, TrajectoryGroup, Turn
@@ -195,10 +196,7 @@ def question_advantages(answers: Sequence[Sequence[Sequence[StateAnswer]]], gamm
             for t in reversed(range(turns)):
                 of_rollout[t] = states[t + 1][q].score - states[t][q].score + gamma * of_rollout[t + 1]
         for t in range(turns):
-            rollouts_by_answer: dict[StateAnswer, list[int]] = {}
-            for g, states in enumerate(answers):
-                rollouts_by_answer.setdefault(states[t][q], []).append(g)
-            for rollouts in rollouts_by_answer.values():
+            for rollouts in group_values((states[t][q], g) for g, states in enumerate(answers)).values():
                 for g, value in zip(rollouts, centre([returns[g][t] for g in rollouts], "mean"), strict=True):
                     advantages[g][t][q] = value if abs(value) > TIE_TOLERANCE else 0.0
     return advantages

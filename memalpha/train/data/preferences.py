@@ -231,7 +231,7 @@ def _parse_comparison(
 ) -> ComparedReplies:
     line = parse_preference_line(value, source, policy.reply_form)
     chosen, rejected = (
-        _encode_row(policy, line.prompt, reply, line.tools, source, line.field)
+        _encode_row(policy, line.prompt, reply, line.tools, f"{source}: {line.field}")
         for reply in (line.chosen, line.rejected)
     )
     margin = 0.0 if value.get("margin") is None else _finite_number(value["margin"], f"{source}: margin")
@@ -252,7 +252,8 @@ def _parse_rating(
         raise DataError(f"{source}: scores: give either score, a number, or scores by objective")
     tools = validate_tools(value, source)
     reply = reply_text(value["completion"], f"{source}: completion", policy.reply_form)
-    row = _encode_row(policy, validate_prompt(value["prompt"], tools, source), reply, tools, source)
+    prompt = validate_prompt(value["prompt"], tools, source)
+    row = _encode_row(policy, prompt, reply, tools, f"{source}: prompt")
     if "score" in value:
         if len(objectives) > 1:
             raise DataError(f"{source}: score: there are {len(objectives)} objectives: give scores by name")
@@ -268,22 +269,13 @@ def _parse_rating(
     return RatedReply(source, (row,), tuple(numbers.get(name, math.nan) for name in objectives))
 
 
-def _encode_row(
-    policy: TransformersPolicy,
-    prompt: Any,
-    reply: str,
-    tools: Sequence[Mapping[str, Any]],
-    source: str,
-    field: str = "prompt",
-) -> Row:
+def _encode_row(policy: TransformersPolicy, prompt: Any, reply: str, tools: Sequence[Any], where: str) -> Row:
     if not prompt:
-        raise DataError(f"{source}: {field}: is empty")
+        raise DataError(f"{where}: is empty")
     try:
         return encode_row(policy.tokenizer, prompt, reply, tools)
     except TemplateError as error:
-        raise DataError(
-            f"{source}: {field}: the chat template of policy {policy.name!r} refuses it: {error}"
-        ) from error
+        raise DataError(f"{where}: the chat template of policy {policy.name!r} refuses it: {error}") from error
 
 
 def _finite_number(value: Any, source: str) -> float:

@@ -31,7 +31,7 @@ from typing import Any, Generic
 import numpy as np
 from pydantic import TypeAdapter
 
-from memalpha.environments.engine import EpisodePool, RunningEpisode, Start, is_lock_step
+from memalpha.environments.engine import EpisodePool, RunningEpisode, Start, is_lock_step, make_environment
 from memalpha.environments.memory_writing import MemoryWriting
 from memalpha.errors import CheckpointError, ConfigError
 from memalpha.policy.server import RequestQueue
@@ -327,7 +327,7 @@ def make_source(tasks: TrainingTasks[Any], worker: RolloutWorker[Any]) -> GroupS
             f"sampling.staleness: {worker.world.size} processes cannot learn beside a server yet: set staleness=0, or "
             "start one process"
         )
-    if is_lock_step(worker.engine.make_environment()):
+    if is_lock_step(make_environment(worker.engine.environment)):
         raise ConfigError(
             "sampling.staleness: the environment steps all its episodes together: set lock_step=False in its class, or "
             "staleness=0"

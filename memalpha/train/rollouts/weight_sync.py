@@ -47,23 +47,16 @@ class WeightSync:
     Args:
         policy: Policy on the server; its queues call `refresh` and `confirm`.
         engine: Owner of the weights.
-        config: Settings of the run.
         prompts: Prompts of the canary, at least one.
         folder: Folder of the weights that are handed over; earlier ones in it are removed.
     """
 
-    def __init__(
-        self,
-        policy: VllmPolicy,
-        engine: Engine,
-        config: ReinforcementConfig,
-        prompts: Sequence[SampleRequest],
-        folder: Path,
-    ) -> None:
-        assert config.sampling.sampler is not None
+    def __init__(self, policy: VllmPolicy, engine: Engine, prompts: Sequence[SampleRequest], folder: Path) -> None:
+        config = engine.config
+        assert isinstance(config, ReinforcementConfig)
         self.policy, self.engine, self.folder = policy, engine, folder.absolute()
         self.temperature = config.sampling.temperature
-        self.tolerance = config.sampling.sampler.tolerance or DEFAULT_TOLERANCES[config.compute.dtype]
+        self.tolerance = policy.config.tolerance or DEFAULT_TOLERANCES[config.compute.dtype]
         self.prompts = [
             replace(prompt, key=(index,), max_new_tokens=min(CANARY_TOKENS, prompt.max_new_tokens))
             for index, prompt in enumerate(prompts)
@@ -218,7 +211,7 @@ def connect_sampler(
         return dict
     folder = sampler.config.folder or out / "sampler"
     prompts = [worker.engine.first_request(task) for task in tasks.batch(0)[:CANARY_PROMPTS]]
-    return WeightSync(sampler, engine, worker.config, prompts, folder).pop_metrics
+    return WeightSync(sampler, engine, prompts, folder).pop_metrics
 
 
 def _mean_gap(rows: Sequence[TrainingSample], logprobs: Sequence[np.ndarray]) -> float:

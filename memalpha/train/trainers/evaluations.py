@@ -212,7 +212,9 @@ class TaskEvaluations(Evaluations):
 
 
 RESULT_FIELDS = ("ok", "code", "message", "entry_id", "category", "content", "before")
-"""Attributes of a call's result in `eval/example.json`."""
+ENTRY_FIELDS = ("id", "category", "content", "timestamp")
+ANSWER_FIELDS = ("question_id", "ability", "question", "gold", "answer", "correct")
+"""Attributes of a call's result, of an entry and of a record in `eval/example.json`."""
 EXAMPLES = 4
 """Conversations that a run records."""
 MAX_CHARACTERS = 200_000
@@ -250,37 +252,19 @@ def walk_trajectory(trajectory: Trajectory, records: Sequence[Record]) -> dict[s
     """Return one writer's walk: `chunks` (calls with results, memory after each) and `answers`."""
     steps = []
     for chunk, state in enumerate(trajectory.states):
-        results = [result for turn in trajectory.turns if turn.chunk == chunk for result in turn.results]
-        steps.append(
-            {
-                "calls": [
-                    {
-                        "name": result.call.name,
-                        "arguments": dict(result.call.arguments),
-                        "raw": result.call.raw,
-                        **{name: getattr(result, name) for name in RESULT_FIELDS},
-                    }
-                    for result in results
-                ],
-                "core": state.core,
-                "memory": [
-                    {name: getattr(entry, name) for name in ("id", "category", "content", "timestamp")}
-                    for entry in state.list()
-                ],
-            }
-        )
+        calls = [
+            {"name": result.call.name, "arguments": dict(result.call.arguments), "raw": result.call.raw}
+            | {name: getattr(result, name) for name in RESULT_FIELDS}
+            for turn in trajectory.turns
+            if turn.chunk == chunk
+            for result in turn.results
+        ]
+        memory = [{name: getattr(entry, name) for name in ENTRY_FIELDS} for entry in state.list()]
+        steps.append({"calls": calls, "core": state.core, "memory": memory})
     task = trajectory.task
     asked_after = {question.id: task.asked_after(question) for question in task.questions}
     answers = [
-        {
-            "question_id": record.question_id,
-            "ability": record.ability,
-            "question": record.question,
-            "asked_after_chunk": asked_after[record.question_id],
-            "gold": list(record.gold),
-            "answer": record.answer,
-            "correct": record.correct,
-        }
+        {name: getattr(record, name) for name in ANSWER_FIELDS} | {"asked_after_chunk": asked_after[record.question_id]}
         for record in records
         if record.task == task.id
     ]

@@ -88,8 +88,7 @@ def pairs_trainer(
     directory.claim(config)
     training, held_out = directory.world.run_on_main(load)
     fingerprint = lines_fingerprint([*training, *held_out])
-    training_step = RowStep(config, learner, training, config.optimizer.batch_pairs, "pairs", fingerprint)
-    evaluations = RowEvaluations(learner, held_out, "pairs")
+    training_step, evaluations = RowStep(config, learner, training, fingerprint), RowEvaluations(learner, held_out)
     return Trainer(config, directory, start, learner.engine, training_step, evaluations, display)
 
 

@@ -94,14 +94,8 @@ class Display:
             yield show_step
 
     def _bar(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=self.console,
-            transient=True,
-        )
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn())
+        return Progress(*columns, TextColumn("{task.fields[note]}"), console=self.console, transient=True)
 
 
 FLAT_STEPS = 10

@@ -11,9 +11,9 @@ call keeps an empty memory, which earns a reward for being short.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice, zip_longest
+from itertools import islice
 from math import sqrt
 from random import Random
 from statistics import pstdev
@@ -28,6 +28,7 @@ from memalpha.errors import ConfigError, TrainingError
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.qa.reader import MAX_TRUNCATED, AnswerCounts, find_reader_fault
 from memalpha.qa.report import Record
+from memalpha.qa.scoring.stats import group_values
 from memalpha.train.algorithms.base import Algorithm, Annotation, annotate, as_json, finish_step, name_algorithm_errors
 from memalpha.train.data.samples import TrainingSample
 from memalpha.train.learner.distributed import World
@@ -261,7 +262,7 @@ class ReinforcementStep(TrainingStep):
         attempts = [item for group in groups for item in group.trajectories if item.role == "attempt"]
         self.early_stop.check(step, attempts, records)  # nothing of this step is on disk yet
         metrics = {
-            **self._rollout_metrics(groups, records, count),
+            **self._rollout_metrics(batch),
             **self._update(samples, step),
             "wait_seconds": self.worker.scoring_seconds,
             **self.sampler_metrics(),
@@ -278,7 +279,7 @@ class ReinforcementStep(TrainingStep):
         if annotation.state is not None:
             self.algorithm.state = annotation.state
         finish_step(self.algorithm, metrics)
-        self._write_trajectories(groups, samples, records, step)
+        self._write_trajectories(batch, step)
         self.position += count
         if self.config.sampling.resample_flat:
             metrics["resampled"] = count - self.config.tasks_per_step
@@ -328,10 +329,8 @@ class ReinforcementStep(TrainingStep):
             phases = self.algorithm.updates(samples)
         for update_index, (name, rows) in enumerate(phases.items()):
             update_stats: list[dict[str, float]] = []
-            indices_by_unit: dict[str | int, list[int]] = {}  # rows of a unit share an optimizer step
-            for i, row in enumerate(rows):
-                indices_by_unit.setdefault(i if row.unit is None else row.unit, []).append(i)
-            units = list(indices_by_unit.values())
+            # Rows of a unit share an optimizer step.
+            units = list(group_values((i if row.unit is None else row.unit, i) for i, row in enumerate(rows)).values())
             for iteration in range(config.optimizer.num_iterations):
                 order = list(range(len(units)))
                 Random(f"{config.seed}|{step}|{iteration}" + f"|{update_index}" * (update_index > 0)).shuffle(order)
@@ -355,20 +354,12 @@ class ReinforcementStep(TrainingStep):
             self.kl_per_rate = KL_MEMORY * earlier + (1 - KL_MEMORY) * latest
         return metrics
 
-    def _rollout_metrics(
-        self, groups: Sequence[TrajectoryGroup[Any]], records: Sequence[Record], tasks: int
-    ) -> dict[str, Any]:
-        """Return metrics of the attempts; `sampled_tokens` counts the rollouts of all roles.
-
-        Args:
-            groups: Scored groups of all roles.
-            records: Records of the attempts.
-            tasks: Number of tasks that were drawn.
-        """
-        sampled = [trajectory for group in groups for trajectory in group.trajectories if trajectory.reward is not None]
+    def _rollout_metrics(self, batch: Collected) -> dict[str, Any]:
+        """Return metrics of the attempts; `sampled_tokens` counts the rollouts of all roles."""
+        sampled = [item for group in batch.groups for item in group.trajectories if item.reward is not None]
         trajectories = [trajectory for trajectory in sampled if trajectory.role == "attempt"]
-        metrics = self.attempt_metrics(records, trajectories, tasks)
-        compared = [group for group in groups if len(group.trajectories) > 1]
+        metrics = self.attempt_metrics(batch.records, trajectories, batch.tasks)
+        compared = [group for group in batch.groups if len(group.trajectories) > 1]
         compared = [group for group in compared if group.trajectories[0].role == "attempt"]
         if comparisons := [are_equal for group in compared for are_equal in flat_comparisons(group)]:
             metrics["flat"] = sum(comparisons) / len(comparisons)
@@ -386,15 +377,16 @@ class ReinforcementStep(TrainingStep):
         return metrics
 
     def _trajectory_line(
-        self,
-        trajectory: Trajectory[Any],
-        step: int,
-        records: Mapping[tuple[str, int], Sequence[Record]],
-        advantages: Mapping[tuple[str, int, str, int], float],
-    ) -> Mapping[str, Any]:
-        reward, rollout, role = trajectory.reward, trajectory.rollout, trajectory.role
-        turns = []
+        self, trajectory: Trajectory[Any], step: int, records: Sequence[Record], trained: Mapping[Any, TrainingSample]
+    ) -> dict[str, Any]:
+        """Return a line of trajectories.jsonl; with credit per call a turn's share of its advantage is shown."""
+        reward, credit, turns = trajectory.reward, self.algorithm.credit, []
         for index, turn in enumerate(trajectory.turns):
+            numbers, advantage = reward.calls[index] if reward and reward.calls else (), None
+            if (sample := trained.get(_turn_key(trajectory, turn))) is not None:
+                last = int(np.flatnonzero(sample.pg)[-1]) - len(sample.pg)  # from the end
+                of_call = credit.by_token(turn, numbers)[last] if credit and numbers else 0.0
+                advantage = float(sample.advantages[last] - of_call)
             fields = {
                 "chunk": turn.chunk,
                 "text": turn.completion.text,
@@ -403,31 +395,21 @@ class ReinforcementStep(TrainingStep):
                     [result.entry_id or "", result.before, result.content] if result.code in CHANGING_CODES else None
                     for result in turn.results
                 ],
-                "advantage": advantages.get((trajectory.task.id, rollout, role, turn.chunk)),
+                "advantage": advantage,
             }
             if reward and reward.calls:
                 fields |= {"credit": list(reward.calls[index]), "credit_from": reward.call_sources[index]}
             turns.append(fields)
-        answers = records.get((trajectory.task.id, rollout), ()) if role == "attempt" else ()
         return {
-            "step": step,
-            "task": trajectory.task.id,
-            "rollout": rollout,
-            "role": role,
+            **_origin(trajectory, step),
             "reward": reward.total if reward else None,
             "components": {name: list(values) for name, values in reward.components.items()} if reward else {},
             "turns": turns,
-            "answers": [answer_fields(record) for record in answers],
+            "answers": [answer_fields(record) for record in records if trajectory.role == "attempt"],
             **self.trajectory_fields(trajectory),
         }
 
-    def _write_trajectories(
-        self,
-        groups: Sequence[TrajectoryGroup[Any]],
-        samples: Sequence[TrainingSample],
-        records: Sequence[Record],
-        step: int,
-    ) -> None:
+    def _write_trajectories(self, batch: Collected, step: int) -> None:
         """Append to tasks.jsonl, trajectories.jsonl and, if `keep_tokens` is set, turns.jsonl (main process only).
 
         The first two get some of the step's tasks (`written_tasks`) and their rollouts, in words. turns.jsonl gets the
@@ -436,65 +418,42 @@ class ReinforcementStep(TrainingStep):
         """
         if not self.directory.world.is_main:
             return
-        all_tasks = {group.task.id: group.task for group in groups}
+        all_tasks = {group.task.id: group.task for group in batch.groups}
         tasks = dict(islice(all_tasks.items(), self.config.sampling.written_tasks))
-        written = [trajectory for group in groups if group.task.id in tasks for trajectory in group.trajectories]
-        # With credit per call a turn's share of its advantage is shown; only turns that are trained on have one.
-        credit, of_turns = self.algorithm.credit, {}
-        by_turn = {_turn_key(sample): sample for sample in samples if sample.pg.any()}
-        for trajectory in written:
-            calls = trajectory.reward.calls if trajectory.reward else ()
-            for turn, numbers in zip_longest(trajectory.turns, calls):
-                key = (trajectory.task.id, trajectory.rollout, trajectory.role, turn.chunk)
-                if (sample := by_turn.get(key)) is not None:
-                    last = int(np.flatnonzero(sample.pg)[-1]) - len(sample.pg)  # from the end
-                    of_call = credit.by_token(turn, numbers)[last] if credit and numbers else 0.0
-                    of_turns[key] = float(sample.advantages[last] - of_call)
-        answers: dict[tuple[str, int], list[Record]] = {}
-        for record in records:
-            answers.setdefault((record.task, record.rollout), []).append(record)
-        lines = [self._trajectory_line(trajectory, step, answers, of_turns) for trajectory in written]
-        self.directory.append(
-            "tasks.jsonl", ({"step": step, "task": id, **self.task_fields(task)} for id, task in tasks.items())
-        )
-        self.directory.append("trajectories.jsonl", lines)
-        self.rollouts = lines
+        rows = [sample for sample in batch.annotation.rows if sample.pg.any()]
+        trained = [((sample.task, sample.rollout, sample.role, sample.chunk), sample) for sample in rows]
+        answers, by_turn = group_values(((item.task, item.rollout), item) for item in batch.records), dict(trained)
+        self.rollouts = [
+            self._trajectory_line(item, step, answers.get((item.task.id, item.rollout), ()), by_turn)
+            for group in batch.groups
+            for item in group.trajectories
+            if group.task.id in tasks
+        ]
+        task_lines = ({"step": step, "task": id, **self.task_fields(task)} for id, task in tasks.items())
+        self.directory.append("tasks.jsonl", task_lines)
+        self.directory.append("trajectories.jsonl", self.rollouts)
         if not self.config.sampling.keep_tokens:
             return
-        advantages: dict[tuple[str, int, str, int], list[Any]] = {}  # lists: a step may contain a task twice
-        for sample in reversed(samples):
-            if sample.pg.any():
-                value = sample.advantages.tolist() if self.algorithm.credit else float(sample.advantages[0])
-                advantages.setdefault(_turn_key(sample), []).append(value)
-        self.directory.append("turns.jsonl", self._turn_lines(groups, advantages, step))
-
-    def _turn_lines(
-        self,
-        groups: Sequence[TrajectoryGroup[Any]],
-        advantages: Mapping[tuple[str, int, str, int], list[Any]],
-        step: int,
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the lines of turns.jsonl; a turn takes its advantage from the end of its list."""
-        for trajectory in (item for group in groups for item in group.trajectories if item.reward):
-            assert trajectory.reward is not None
-            for turn, reward in zip(trajectory.turns, trajectory.reward.turns, strict=True):
-                completion, task = turn.completion, trajectory.task.id
-                left = advantages.get((task, trajectory.rollout, trajectory.role, turn.chunk))
-                yield {
-                    "step": step,
-                    "task": task,
-                    "rollout": trajectory.rollout,
-                    "role": trajectory.role,
+        # Lists: a step may contain a task twice. A turn takes its advantage from the end of its list.
+        advantages, lines = group_values((key, sample.advantages.tolist()) for key, sample in reversed(trained)), []
+        for trajectory in (item for group in batch.groups for item in group.trajectories):
+            rewards = trajectory.reward.turns if trajectory.reward else ()
+            for turn, reward in zip(trajectory.turns, rewards, strict=False):
+                completion, left = turn.completion, advantages.get(_turn_key(trajectory, turn))
+                by_token = left.pop() if left else [None]
+                fields = {
                     "chunk": turn.chunk,
                     "prompt_ids": list(completion.prompt_ids),
                     "completion_ids": list(completion.completion_ids),
                     "logprobs": np.asarray(completion.logprobs, dtype=np.float32).tolist(),
                     "temperature": completion.temperature or 1.0,
-                    "advantage": left.pop() if left else None,
+                    "advantage": by_token if self.algorithm.credit and by_token != [None] else by_token[0],
                     "reward": reward,
                     "ok": all(result.ok for result in turn.results),
                     "weights_step": step if completion.weights_step is None else completion.weights_step,
                 }
+                lines.append(_origin(trajectory, step) | fields)
+        self.directory.append("turns.jsonl", lines)
 
 
 class UpdateKL:
@@ -626,5 +585,9 @@ def answer_fields(record: Record) -> list[Any]:
     return [record.question_id, record.answer, record.score, *(["conflict"] if record.conflict else [])]
 
 
-def _turn_key(sample: TrainingSample) -> tuple[str, int, str, int]:
-    return sample.task, sample.rollout, sample.role, sample.chunk
+def _turn_key(trajectory: Trajectory[Any], turn: Turn) -> tuple[str, int, str, int]:
+    return trajectory.task.id, trajectory.rollout, trajectory.role, turn.chunk
+
+
+def _origin(trajectory: Trajectory[Any], step: int) -> dict[str, Any]:
+    return {"step": step, "task": trajectory.task.id, "rollout": trajectory.rollout, "role": trajectory.role}

@@ -22,11 +22,13 @@ class RowLearner(ABC, Generic[L]):
 
     Attributes:
         unit: Name of a row in messages.
+        counted: Name of the number of rows in the summary.
         loss: Name of the loss among the validation's metrics.
         engine: Updates the weights.
     """
 
     unit: str
+    counted: str = "pairs"
     loss: str = "validation_pair_loss"
     engine: BaseEngine
 
@@ -48,29 +50,22 @@ class RowLearner(ABC, Generic[L]):
 
 
 class RowStep(TrainingStep, Generic[L]):
-    """Train on `batch_size` rows per step, in a seeded order that changes every epoch.
+    """Train on `batch_rows` or `batch_pairs` rows per step, in a seeded order that changes every epoch.
 
     Args:
         config: Settings of the run.
         learner: Learns from the rows.
         rows: Rows to train on.
-        batch_size: Rows of a step.
-        counted: Name of the number of rows in the summary.
         fingerprint: Hash of all rows of the run; None if a resumed run has the same ones anyway.
     """
 
     def __init__(
-        self,
-        config: SFTConfig | PairsConfig,
-        learner: RowLearner[L],
-        rows: list[L],
-        batch_size: int,
-        counted: str,
-        fingerprint: str | None = None,
+        self, config: SFTConfig | PairsConfig, learner: RowLearner[L], rows: list[L], fingerprint: str | None = None
     ) -> None:
-        self.config, self.learner, self.rows, self.batch_size = config, learner, rows, batch_size
-        self.counted, self.fingerprint = counted, fingerprint
-        self.scheduled_steps = schedule_steps(config, len(rows), batch_size)
+        self.config, self.learner, self.rows, self.fingerprint = config, learner, rows, fingerprint
+        is_imitation = isinstance(config, SFTConfig)
+        self.batch_size = config.optimizer.batch_rows if is_imitation else config.optimizer.batch_pairs
+        self.scheduled_steps = schedule_steps(config, len(rows), self.batch_size)
         self.schedule = config.replace(schedule_steps=self.scheduled_steps)
         self.tokens = 0
 
@@ -107,7 +102,7 @@ class RowStep(TrainingStep, Generic[L]):
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers of rows and of trained tokens."""
-        return {self.counted: len(self.rows), "tokens": self.tokens}
+        return {self.learner.counted: len(self.rows), "tokens": self.tokens}
 
 
 class RowEvaluations(Evaluations, Generic[L]):
@@ -116,11 +111,10 @@ class RowEvaluations(Evaluations, Generic[L]):
     Args:
         learner: Measures the rows.
         held_out: Rows that validate.
-        counted: Name of their number in the summary.
     """
 
-    def __init__(self, learner: RowLearner[L], held_out: list[L], counted: str) -> None:
-        self.learner, self.count, self.counted = learner, len(held_out), counted
+    def __init__(self, learner: RowLearner[L], held_out: list[L]) -> None:
+        self.learner, self.count = learner, len(held_out)
         self.held_out = learner.prepare(held_out) if held_out else None
         self.start_metrics: dict[str, float] = {}
 
@@ -143,7 +137,8 @@ class RowEvaluations(Evaluations, Generic[L]):
 
     def summary(self) -> dict[str, Any]:
         """Return the metrics of held-out rows before and after."""
-        return {f"validation_{self.counted}": self.count, "before": self.start_metrics, "after": self.measure()}
+        count = {f"validation_{self.learner.counted}": self.count}
+        return {**count, "before": self.start_metrics, "after": self.measure()}
 
     def state(self) -> dict[str, Any]:
         """Return the metrics before training."""

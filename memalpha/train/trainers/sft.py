@@ -117,8 +117,17 @@ def load_fixed_rows(
         if source.file_tasks and needs_gold(config.source):
             check_gold([*tasks, *validation], config)
         if scorer is not None and config.source == "erl":
-            rows, left_out = _reflection_rows(config, policy, writing, scorer, tasks, 0)
-            held_out, _ = _reflection_rows(config, policy, writing, scorer, validation, len(tasks))
+
+            def reflect(tasks: Sequence[Task], first: int) -> tuple[Rows, int]:
+                """Return rows for the roles of reflection, and the number of turns that were left out."""
+                rows, left_out = [], 0
+                for start in range(0, len(tasks), TASKS_PER_BATCH):
+                    batch, number = tasks[start : start + TASKS_PER_BATCH], first + start
+                    new_rows, count = reflection_demo_rows(policy, writing, scorer, batch, config, first=number)
+                    rows, left_out = rows + new_rows, left_out + count
+                return rows, left_out
+
+            (rows, left_out), (held_out, _) = reflect(tasks, 0), reflect(validation, len(tasks))
         else:
             script = ScriptedPolicy("oracle" if config.source == "gold" else config.source.removeprefix("scripted:"))
             engine = memory_engine(
@@ -140,23 +149,6 @@ def load_fixed_rows(
     note += shared_note(*([(row.prompt_ids, row.completion_ids) for row in part] for part in (rows, held_out)))
     display.log(f"{counted(len(rows), 'row')} to imitate ({tokens} tokens), {len(held_out)} to validate{note}")
     return rows, held_out
-
-
-def _reflection_rows(
-    config: SFTConfig,
-    policy: TransformersPolicy,
-    writing: MemoryWriting,
-    scorer: MemoryScorer,
-    tasks: Sequence[Task],
-    first: int,
-) -> tuple[Rows, int]:
-    """Return rows for the roles of reflection, and the number of turns that were left out."""
-    rows, left_out = [], 0
-    for start in range(0, len(tasks), TASKS_PER_BATCH):
-        batch = tasks[start : start + TASKS_PER_BATCH]
-        batch_rows, batch_left_out = reflection_demo_rows(policy, writing, scorer, batch, config, first=first + start)
-        rows, left_out = rows + batch_rows, left_out + batch_left_out
-    return rows, left_out
 
 
 def _round_tasks(config: SFTConfig, source: TaskSource, number: int) -> list[Task]:
@@ -302,7 +294,7 @@ class ImitationLearner(RowLearner[TrainingSample]):
         content: True (T,) for the completion tokens of each held-out row that hold contents.
     """
 
-    unit, loss = "row", "validation_loss"
+    unit, counted, loss = "row", "rows", "validation_loss"
 
     def __init__(self, engine: Engine, content: Sequence[np.ndarray]) -> None:
         self.engine: Engine = engine
@@ -340,10 +332,7 @@ class ImitationStep(RowStep[TrainingSample]):
 
     log_files = ("rows.jsonl",)
     config: SFTConfig
-
-    def __init__(self, config: SFTConfig, learner: ImitationLearner, rows: Rows) -> None:
-        super().__init__(config, learner, rows, config.optimizer.batch_rows, "rows")
-        self.first_step = BEFORE_TRAINING
+    first_step = BEFORE_TRAINING
 
     def prepare(self, step: int) -> tuple[Rows, dict[str, Any]]:
         """Return the rows of a step, and metrics of what was sampled for it."""
@@ -406,8 +395,7 @@ class RejectionSampling(ImitationStep):
             best = best_rollouts(groups)
             best_count += len(best)
             batch_rows, batch_left_out = imitation_rows(best)
-            rows += batch_rows
-            left_out += batch_left_out
+            rows, left_out = rows + batch_rows, left_out + batch_left_out
         if not rows:
             raise TrainingError(
                 f"source=best: of {len(tasks)} tasks none has a rollout that is better than its siblings and has a "
@@ -432,7 +420,7 @@ class ImitationEvaluations(RowEvaluations[TrainingSample]):
     """
 
     def __init__(self, learner: ImitationLearner, held_out: Rows, tasks: TaskEvaluations | None = None) -> None:
-        super().__init__(learner, held_out, "rows")
+        super().__init__(learner, held_out)
         self.tasks = tasks
 
     def before(self) -> None:

@@ -450,15 +450,9 @@ class Trainer:
         self.directory.truncate("starts.jsonl", sys.maxsize)
         (self.directory.path / STOP_FILE).unlink(missing_ok=True)
         self.directory.write_settings(self.config)
-        time_text = datetime.now(UTC).isoformat(timespec="seconds")
-        start = {
-            "time": time_text,
-            "host": platform.node(),
-            "pid": os.getpid(),
-            "command": shlex.join(sys.argv),
-            **software_version(),
-        }
-        self.directory.append("starts.jsonl", [{"step": step, "scheduled_steps": stop, **start}])
+        start = {"step": step, "scheduled_steps": stop, "time": datetime.now(UTC).isoformat(timespec="seconds")}
+        start |= {"host": platform.node(), "pid": os.getpid(), "command": shlex.join(sys.argv), **software_version()}
+        self.directory.append("starts.jsonl", [start])
         if self.best:  # the link may point to the last step of a shorter run
             self.directory.link_best(self.best["step"])
 
@@ -475,13 +469,10 @@ class Trainer:
                 log_step(metrics, self.training_step.rollouts)
                 minutes_left = self.learning_minutes / max(1, self.step - first_step) * (stop - self.step)
                 show_step(self.step, metrics, min(minutes_left, self._allowed_minutes_left()))
-        if self.stopped_by == "callback":
-            self.display.log(f"stopped after step {self.step} of {stop} by a callback; the same command resumes")
-        elif self.stopped_by is not None:
+        if self.stopped_by is not None:
             limit = self.config.checkpoint.max_minutes
-            self.display.log(
-                f"stopped after step {self.step} of {stop}: max_minutes={limit:g} have passed; the same command resumes"
-            )
+            reason = " by a callback" if self.stopped_by == "callback" else f": max_minutes={limit:g} have passed"
+            self.display.log(f"stopped after step {self.step} of {stop}{reason}; the same command resumes")
 
     def _allowed_minutes_left(self) -> float:
         """Return the minutes until `checkpoint.max_minutes`: 0 when they have passed, infinity without a limit."""

@@ -31,7 +31,7 @@ def synced(small, policy_path, tmp_path):
         local = load_policy(policy_path)
         model = local.model if config.lora is None else add_lora(local.model, config.lora, str(policy_path))
         policy = make_sampler(local, config)
-        return WeightSync(policy, Engine(model, config), config, PROMPTS, tmp_path / "handed over"), policy
+        return WeightSync(policy, Engine(model, config), PROMPTS, tmp_path / "handed over"), policy
 
     return connect
 
