@@ -32,7 +32,7 @@ from memalpha.policy.base import Policy, QuotingPolicy, count_checked, sample_ch
 from memalpha.policy.load import load_policy
 from memalpha.policy.scripted import ignores_memory
 from memalpha.store.fields import check_text, check_timestamp, validate_fields
-from memalpha.store.memory import Memory
+from memalpha.store.memory import Memory, refuse_other_keywords
 from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.chunking import cut_chunk, split_text
@@ -168,6 +168,7 @@ class MemoryAgent(ForkAware):
         """Forget the turn and the thread of the parent's calls."""
         self._turn, self._thread = RLock(), None
 
+    @refuse_other_keywords
     def read(
         self,
         chunk: Text | Messages,
@@ -372,6 +373,7 @@ class MemoryAgent(ForkAware):
             proposal = propose_consolidation(self.store, self.policy, self.config, owner=owner)
         return proposal if dry_run else apply_consolidation(self.store, proposal)
 
+    @refuse_other_keywords
     def ask(self, question: str, k: int = 8) -> Answer:
         """Answer from the `k` nearest entries, which are listed in `Answer.hits` as the reader saw them.
 
@@ -381,6 +383,7 @@ class MemoryAgent(ForkAware):
         check_count("k", k)
         return check_answers(self.reader, 1, lambda: self.reader.answer([(question, self.view)], k=k))[0]
 
+    @refuse_other_keywords
     async def aread(
         self,
         chunk: Text | Messages,
@@ -405,6 +408,7 @@ class MemoryAgent(ForkAware):
         origin = {"source": source, "speaker": speaker, "metadata": metadata}
         return await self._run_in_thread(partial(self.read, chunk, timestamp=timestamp, **origin))
 
+    @refuse_other_keywords
     async def aask(self, question: str, k: int = 8) -> Answer:
         """Run `ask` in the agent's thread."""
         return await self._run_in_thread(partial(self.ask, question, k))

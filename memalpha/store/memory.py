@@ -40,8 +40,8 @@ _READ = 20  # hits that the reranker "spans" reads
 _CHANCE_WEIGHT = 0.75  # of the root of the chance that a hit answers (`eval/results/retrieval-pools.md`)
 
 
-_USER = "each user has a namespace: store.namespace(USER).{method}(...)"
-_WHERE = "filters on fields and metadata are where={{'key': value}}"
+_USER = "each user has a namespace: store.namespace(USER)"
+_WHERE = "filters on fields and metadata are where={'key': value}"
 _KEYWORDS_ELSEWHERE = {
     **dict.fromkeys(("user_id", "agent_id", "run_id", "session_id", "namespace"), _USER),
     **dict.fromkeys(("filter", "filters"), _WHERE),
@@ -60,8 +60,7 @@ def refuse_other_keywords(method: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         if names := elsewhere & kwargs.keys():
             name = min(names)
-            hint = _KEYWORDS_ELSEWHERE[name].format(method=method.__name__)
-            raise TypeError(f"{method.__name__}() has no argument {name!r}: {hint}")
+            raise TypeError(f"{method.__name__}() has no argument {name!r}: {_KEYWORDS_ELSEWHERE[name]}")
         return method(*args, **kwargs)
 
     return checked
@@ -336,6 +335,7 @@ class Memory(ABC):
                 outcomes.append(error)
         return outcomes
 
+    @refuse_other_keywords
     def insert(
         self,
         category: str,
@@ -397,6 +397,7 @@ class Memory(ABC):
         """
         return self.insert(self.schema.default_category if category is None else category, content, **fields)
 
+    @refuse_other_keywords
     def upsert(self, key: str, content: str, *, category: str | None = None, **fields: Any) -> MemoryEntry:
         """Store a fact under a key of your own, or replace what the key holds.
 
@@ -442,6 +443,7 @@ class Memory(ABC):
         """Return a block in which nobody else writes."""
         return nullcontext()
 
+    @refuse_other_keywords
     def update(
         self,
         id: str,

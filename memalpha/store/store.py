@@ -387,6 +387,7 @@ class MemoryStore(Memory):
             entries = self.rows.entries.versions_at(ids, position)
         return {id: entries[id] for id in ids if id in entries}
 
+    @refuse_other_keywords
     def count(self, category: str | None = None, *, where: Where = None, as_of: int | str | None = None) -> int:
         """Return the number of live entries.
 
@@ -611,6 +612,7 @@ class MemoryStore(Memory):
                     outcomes[index] = duplicate_error(entry)
         return outcomes
 
+    @refuse_other_keywords
     def add_many(self, contents: Iterable[str], *, category: str | None = None, **fields: Any) -> list[MemoryEntry]:
         """Store many facts in one category, all or none, as `insert_many` does.
 
@@ -664,6 +666,7 @@ class MemoryStore(Memory):
                     entries.append(self.rows.write(operation, vectors if operation.content in vectors else None).made)
         return entries
 
+    @refuse_other_keywords
     def delete_many(
         self,
         ids: Iterable[str] | None = None,

@@ -4,11 +4,12 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from memalpha.agent.agent import MemoryAgent
 from memalpha.errors import DataError, StoreError, UnknownFieldWarning
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.formats.jsonl import save_jsonl
@@ -76,8 +77,15 @@ def test_a_device_or_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "ours"),
     [
-        (lambda s: s.search("Ana", user_id="ana"), r"store\.namespace\(USER\)\.search"),
-        (lambda s: s.add("x", agent_id="a"), r"store\.namespace\(USER\)\.add"),
+        (lambda s: s.search("Ana", user_id="ana"), r"^search\(\) .* store\.namespace\(USER\)$"),
+        (lambda s: s.add("x", agent_id="a"), r"^add\(\) .* store\.namespace\(USER\)$"),
+        (lambda s: s.insert("semantic", "x", user_id="a"), r"store\.namespace\(USER\)$"),
+        (lambda s: s.upsert("key", "x", user_id="a"), r"store\.namespace\(USER\)$"),
+        (lambda s: s.add_many(["x"], user_id="a"), r"store\.namespace\(USER\)$"),
+        (lambda s: s.update("x", "y", user_id="a"), r"store\.namespace\(USER\)$"),
+        (lambda s: s.count(user_id="a"), r"store\.namespace\(USER\)$"),
+        (lambda s: s.delete_many(filters={"a": 1}), r"where=\{'key': value\}"),
+        (lambda s: cast(Any, MemoryAgent("add_all", s)).read("x", user_id="a"), r"store\.namespace\(USER\)$"),
         (lambda s: s.list(filters={"a": 1}), r"where=\{'key': value\}"),
         (lambda s: s.search("Ana", limit=3), "k= in search"),
         (lambda s: s.search("Ana", whatever=3), "unexpected keyword argument 'whatever'"),
