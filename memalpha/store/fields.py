@@ -360,12 +360,16 @@ def is_text(value: object) -> bool:
         return False
 
 
+def iso_hint(value: object) -> str:
+    """Return what to do with a `date` or `datetime` where a text is needed; "" for other values."""
+    return "; give its isoformat()" if isinstance(value, date) else ""
+
+
 def check_text(name: str, value: object) -> str:
     """Return the text. Raises `InvalidContent` for another type, a NUL or half a surrogate pair."""
     if not isinstance(value, str):
         is_chat = name == "content" and isinstance(value, list | dict)
-        hint = "; MemoryAgent(policy, store).read() takes chat messages" if is_chat else ""
-        hint = f"; give {name}.isoformat()" if isinstance(value, date) else hint
+        hint = "; MemoryAgent(policy, store).read() takes chat messages" if is_chat else iso_hint(value)
         raise InvalidContent(f"{name}: text is needed, not {type(value).__name__}{hint}")
     if "\x00" in value:
         raise InvalidContent(f"{name}: holds a NUL character")

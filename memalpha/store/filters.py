@@ -25,7 +25,7 @@ from typing import Any
 
 from memalpha.arguments import brief_repr
 from memalpha.errors import InvalidArgument, StoreError
-from memalpha.store.fields import FILTERED, NUMBERS, TIMES, parse_time
+from memalpha.store.fields import FILTERED, NUMBERS, TIMES, iso_hint, parse_time
 from memalpha.types import MemoryEntry, is_iso_time
 
 COMPARISONS = ("$eq", "$ne", "$in", "$nin", "$exists", "$gt", "$gte", "$lt", "$lte", "$contains")
@@ -295,4 +295,5 @@ def _json_operand(location: str, value: Any, depth: int = 0) -> Any:
         return value
     raise StoreError(
         f"{location}: {brief_repr(value)} is no JSON value (text, number, true, false, null, list, mapping)"
+        + iso_hint(value)
     )

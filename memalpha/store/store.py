@@ -14,7 +14,6 @@ from copy import copy
 from dataclasses import replace
 from functools import lru_cache
 from itertools import takewhile
-from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -779,7 +778,8 @@ class MemoryStore(Memory):
         Raises:
             StoreError: The position is not in the log.
         """
-        check_type("position", position, (Integral, str))
+        if position is None:
+            raise StoreError("position None: a log position or an ISO time is needed")
         with self._transaction(write=True):
             return timeline.restore(self.rows, self.rows.log.resolve_position(position, "position"))
 

@@ -213,7 +213,7 @@ def test_chat_messages_are_read_and_streamed():
             agent.read(nothing)
     with pytest.raises(InvalidContent, match=r"text is needed, not list; MemoryAgent.* takes chat messages"):
         store.add(MESSAGES)
-    with pytest.raises(InvalidContent, match=r"expires: text is needed, not datetime; give expires\.isoformat\(\)"):
+    with pytest.raises(InvalidContent, match=r"expires: text is needed, not datetime; give its isoformat\(\)"):
         store.add("A day", expires=datetime(2030, 1, 1))
     with pytest.raises(DataError, match="no words of a user"):
         agent.read([{"role": "system", "content": "Be kind."}])

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -40,6 +41,23 @@ def test_a_bad_argument_is_refused_and_changes_nothing() -> None:
             with pytest.raises(StoreError):
                 call(store)
             assert store.snapshot() == 1 and len(store.search("Ana")) == 1, name
+
+
+def test_a_datetime_is_answered_with_its_text() -> None:
+    day: Any = datetime(2024, 5, 1, tzinfo=UTC)
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        for call in (
+            lambda: store.add("Ana", timestamp=day),
+            lambda: store.list(where={"timestamp": {"$gte": day}}),
+            lambda: store.list(where={"day": {"$in": [day.date()]}}),
+            lambda: store.search("Ana", as_of=day),
+            lambda: store.diff(day),
+            lambda: store.restore(day),
+        ):
+            with pytest.raises(StoreError, match=r"give its isoformat\(\)$"):
+                call()
+        with pytest.raises(StoreError, match="position None: a log position or an ISO time"):
+            store.restore(cast(Any, None))
 
 
 def test_a_number_of_numpy_or_of_more_than_64_bits_is_a_whole_number() -> None:
