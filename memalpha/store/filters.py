@@ -236,6 +236,9 @@ def _parse_mapping(where: object, depth: int) -> tuple[Filter, ...]:
 def _parse_field(field: str, value: Any, depth: int) -> Iterable[Filter]:
     """Yield the conditions on one field."""
     if not isinstance(value, Mapping) or not any(isinstance(key, str) and key.startswith("$") for key in value):
+        if isinstance(value, Mapping) and value and all(f"${key}" in COMPARISONS for key in value):
+            hint = 'an operator begins with "$"; {"$eq": {...}} looks for a mapping'
+            raise StoreError(f"where: {brief_repr(field)} {brief_repr(value)}: {hint}")
         value = {"$eq": value}
     for operator, operand in value.items():
         if operator == "$not":

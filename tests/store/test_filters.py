@@ -26,7 +26,7 @@ ENTRY = MemoryEntry(
     importance=0.5,
     metadata={
         "user": "ana", "n": 3, "ok": True, "tags": ["a", "b", 1], "deep": {"x": {"y": 2}}, "a.b": 7, "null": None,
-        "source": "mine",
+        "source": "mine", "range": {"gte": 1},
     },
     source="chat-7",
     chunk=4,
@@ -41,6 +41,7 @@ PASS = [
     {"tags": {"$contains": 1.0}},
     {"user": {"$in": ("ben", "ana")}},
     {"deep": {"x": {"y": 2.0}}},
+    {"range": {"$eq": {"gte": 1}}},
     {"metadata.deep.x.y": 2},
     {"a.b": 7},
     {"user.ana": None},
@@ -74,6 +75,8 @@ def test_an_old_timestamp_that_is_no_time_is_a_text() -> None:
     [
         ({"n": {"$near": 3}}, r"unknown operator '\$near' for 'n': there are \$eq, .*\$not"),
         ({"n": {"$gt": 3, "lt": 4}}, "unknown operator 'lt' for 'n'"),
+        ({"n": {"gte": 3, "lt": 4}}, r"'n' \{'gte': 3, 'lt': 4\}: an operator begins with \"\$\""),
+        ({"$not": {"user": {"in": ["ana"]}}}, "an operator begins"),
         ({"n": {"$gt": 3, 4: 4}}, "unknown operator 4 for 'n'"),
         ({"$nor": []}, r"unknown operator '\$nor'"),
         ({"$eq": 3}, r"\$eq stands without a field"),
