@@ -20,8 +20,9 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
-from memalpha.errors import ConfigError, DuplicateContent, InvalidContent
+from memalpha.errors import ConfigError, DuplicateContent, InvalidContent, StoreError
 from memalpha.store.fields import FIELD_CHECKS, format_utc
+from memalpha.store.filters import COMBINATIONS
 from memalpha.store.keyed_entries import KeyedEntries, escape_key
 from memalpha.store.search.ranking import Route
 from memalpha.store.store import MemoryStore
@@ -227,6 +228,8 @@ def _conditions(path: str, conditions: Mapping[str, Any]) -> list[dict[str, Any]
     """Return the conditions of a filter; a mapping without operators is compared key by key."""
     flat: list[dict[str, Any]] = []
     for name, value in conditions.items():
+        if name in COMBINATIONS:
+            raise StoreError(f"filter: {name} is no field: LangGraph's filters name fields, all of which must hold")
         if isinstance(value, Mapping) and value and not any(str(key).startswith("$") for key in value):
             flat += _conditions(f"{path}.{name}", value)
         else:

@@ -209,6 +209,8 @@ def test_invalid_items_are_refused_with_their_batch(store):
         items.put(("a.b",), "x", {"n": 1})
     with pytest.raises(StoreError, match="unknown operator"):
         items.search((), filter={"n": {"$near": 1}})
+    with pytest.raises(StoreError, match=r"filter: \$or is no field"):
+        items.search((), filter={"$or": [{"n": 1}, {"n": 2}]})
     with pytest.raises(InvalidContent, match=r"^value: the key 1 is no text"):
         items.put(("a",), "x", {"n": {1: 1}})
     for ttl in (1e16, "5"):
