@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memalpha.arguments import brief_repr
+from memalpha.arguments import brief_repr, check_items
 from memalpha.errors import StoreError
 from memalpha.store.fields import format_utc, is_text
 from memalpha.store.keyed_entries import KeyedEntries
@@ -57,8 +57,8 @@ class MemorySession:
         return [entry.metadata["message"] for entry in newest]
 
     async def add_items(self, items: Sequence[Any]) -> None:
-        """Append all items or none. Raises `InvalidContent` if one is not JSON."""
-        items = list(items)
+        """Append all items or none. Raises `StoreError` unless they are a list of JSON values."""
+        items = check_items("items", items)
 
         def add() -> None:
             with self._items.transaction():

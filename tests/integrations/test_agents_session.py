@@ -91,6 +91,8 @@ def test_all_items_or_none(store):
     session = MemorySession("7", store)
     with pytest.raises(InvalidContent, match="JSON"):
         asyncio.run(session.add_items([user("one"), {"role": "user", "content": "two", "x": {1}}]))
+    with pytest.raises(StoreError, match=r"items .*: a list of items is needed"):  # its keys would be the items
+        asyncio.run(session.add_items(user("one")))  # pyright: ignore[reportArgumentType]
     assert asyncio.run(session.get_items()) == []
 
 
