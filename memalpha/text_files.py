@@ -25,6 +25,7 @@ _PACKED = {
     b"PK\x03\x04": "an archive: unpack it and name a text in it, such as a chat's .txt or conversations.json, or save "
     "a document as text",
     b"\x1f\x8b": "compressed: unpack it first (gunzip)",
+    b"SQLite format 3\0": "a database: `memalpha copy` copies a store, `memalpha export` writes it as text",
     b"PAR1": "a Parquet file: write its rows as JSON Lines or CSV first",
 }
 """What to do with files that are no texts, by their first bytes."""
@@ -94,7 +95,7 @@ def decode_text(data: bytes, name: str) -> str:
 
 
 def refuse_packed(data: bytes, name: str) -> None:
-    """Raise `DataError` with what to do if bytes are an archive or a Parquet file; their first four are enough."""
+    """Raise `DataError` with what to do if bytes are an archive, a database or a Parquet file; the first 16 do."""
     for signature, advice in _PACKED.items():
         if data.startswith(signature):
             raise DataError(f"{name}: {advice}")

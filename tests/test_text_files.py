@@ -45,7 +45,10 @@ UNREADABLE = {
 PACKED = gzip.compress(b"{}", mtime=0)  # workers have to agree on the name of a case
 
 
-@pytest.mark.parametrize(("data", "advice"), [(PACKED, "gunzip"), (b"PAR1\x15\x04", "a Parquet file")])
+@pytest.mark.parametrize(
+    ("data", "advice"),
+    [(PACKED, "gunzip"), (b"PAR1\x15\x04", "a Parquet file"), (b"SQLite format 3\0\x10", "`memalpha copy` copies")],
+)
 def test_packed_files_are_refused_with_what_to_do(tmp_path: Path, data: bytes, advice: str) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_bytes(data)

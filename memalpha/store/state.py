@@ -376,7 +376,7 @@ def _entry_to_revive(view: StateView, id: str | None, category: str) -> MemoryEn
         raise InvalidContent(f"id {brief_repr(id)}: 1 to 128 characters without whitespace are needed")
     latest = view.latest_version(id)
     if latest is not None and latest.valid_to is None:
-        raise StoreError(f"the id {id!r} is in use")
+        raise StoreError(f"the id {id!r} is in use: update its entry, or import into another namespace")
     if latest is not None and latest.category != category:
         raise StoreError(f"the id {id!r} belongs to an entry of category {latest.category!r}, not {category!r}")
     return latest

@@ -86,7 +86,7 @@ def test_an_explicit_id_revives_an_ended_entry() -> None:
     assert [entry.id for entry in back.list()] == [a.id, b.id]
     assert back.get(a.id).version == 2
     assert back == state
-    with pytest.raises(StoreError, match="in use"):
+    with pytest.raises(StoreError, match="in use: update its entry, or import into another namespace"):
         back.apply(insert("c", id=a.id))
     with pytest.raises(StoreError, match="category"):
         state.advance(deletion).apply(insert("c", "episodic", id=a.id))

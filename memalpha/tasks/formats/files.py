@@ -316,7 +316,7 @@ def open_text(path: Path) -> IO[str]:
     """Open a text in UTF-8, or in UTF-16 with a byte order mark. Raises `DataError` if it cannot be read."""
     try:
         with path.open("rb") as stream:  # spreadsheets save "Unicode text" as UTF-16 with a byte order mark
-            start = stream.read(4)
+            start = stream.read(16)
         refuse_packed(start, str(path))
         encoding = "utf-16" if start.startswith(UTF_16) else "utf-8-sig"
         return path.open(encoding=encoding, newline="")
