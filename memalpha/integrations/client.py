@@ -109,8 +109,10 @@ class _Request:
     part: str | None = None
     is_repeatable: bool = True
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self, http: httpx2.Client | httpx2.AsyncClient) -> dict[str, Any]:
         """Return the arguments of httpx's `request`. Raises `InvalidRequest` for values that are not JSON."""
+        if http.is_closed:
+            raise InvalidRequest("the client is closed: make another one")
         fields = {name: value for name, value in self.fields.items() if value is not None}
         if self.verb in ("GET", "DELETE"):
             return {"method": self.verb, "url": self.path, "params": fields}
@@ -434,7 +436,7 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
         while True:
             attempt += 1
             try:
-                return request.parse(self._http.request(**request.arguments()))
+                return request.parse(self._http.request(**request.arguments(self._http)))
             except (ClientError, httpx2.TransportError) as failure:
                 seconds = request.wait_or_raise(failure, attempt, self._retries)
             sleep(seconds)
@@ -502,7 +504,7 @@ class AsyncMemoryClient(_Client[httpx2.AsyncBaseTransport]):
         while True:
             attempt += 1
             try:
-                return request.parse(await self._http.request(**request.arguments()))
+                return request.parse(await self._http.request(**request.arguments(self._http)))
             except (ClientError, httpx2.TransportError) as failure:
                 seconds = request.wait_or_raise(failure, attempt, self._retries)
             await async_sleep(seconds)

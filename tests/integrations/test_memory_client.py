@@ -142,6 +142,19 @@ def test_an_id_that_no_path_can_hold_is_not_sent(name: str, id: Any) -> None:
         getattr(memory, name)(id)
 
 
+def test_a_closed_client_says_so() -> None:
+    async def ask_closed() -> None:
+        async with AsyncMemoryClient("http://127.0.0.1:9") as memory:
+            pass
+        await memory.core()
+
+    memory = MemoryClient("http://127.0.0.1:9")
+    memory.close()
+    for ask in (memory.core, lambda: asyncio.run(ask_closed())):
+        with pytest.raises(InvalidRequest, match="the client is closed"):
+            ask()
+
+
 @pytest.mark.parametrize("kind", [httpx2.LocalProtocolError, httpx2.UnsupportedProtocol])
 def test_what_cannot_be_sent_is_not_tried_again(kind: type[Exception]) -> None:
     requests: list[httpx2.Request] = []
