@@ -48,6 +48,7 @@ CORE_HEADING = "Core memory"
 _DEFAULTS = new_defaults()
 _PUNCTUATION = frozenset(string.punctuation)
 _LOST_ID = re.compile(r'`\{"id":[^`]*\}`\s*$')
+_STRUCTURE = re.compile(r"#| {2}`\{")  # a heading or details, which no export ends with a carriage return
 _LIST_ITEM = re.compile(r"\s*([-*+]|\d+[.)])\s")
 
 
@@ -212,7 +213,7 @@ def _unescape(line: str) -> str:
 
 def _read_lines(path: str | Path) -> list[str]:
     texts = read_text(Path(path), keep_line_ends=True).split("\n")
-    if all(text.endswith("\r") for text in texts[:-1]):  # line ends of an editor, not of the content
+    if any(text.endswith("\r") and _STRUCTURE.match(text) for text in texts):  # of an editor, not of the content
         return [text.removesuffix("\r") for text in texts]
     return texts
 

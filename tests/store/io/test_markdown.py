@@ -97,6 +97,18 @@ def test_a_document_that_a_formatter_indented_is_the_same(tmp_path: Path) -> Non
         assert import_markdown(store, path) == 1 and store.list()[1].content == 'It sent `{"id": 1}`'
 
 
+@pytest.mark.parametrize("kept", ["Core memory", "> Nurse.", "- Ana", "  one", "# Memory"])
+def test_line_ends_of_two_editors_are_no_content(tmp_path: Path, kept: str) -> None:
+    path = tmp_path / "notes.md"
+    with new() as store:
+        store.insert("semantic", "Ana's list:\n  one\n\ntwo", metadata={"user": "ana"})
+        store.core_update("Ana, 34.\n\nNurse.")
+        export_markdown(store, path)
+        lines = path.read_bytes().split(b"\n")
+        path.write_bytes(b"\n".join(line if kept.encode() in line else line + b"\r" for line in lines[:-1]) + b"\n")
+        assert import_markdown(store, path) == 0 and b"\r\n" in path.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
