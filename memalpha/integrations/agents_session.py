@@ -83,13 +83,7 @@ class MemorySession:
 
     async def clear_session(self) -> None:
         """Remove all items."""
-
-        def clear() -> None:
-            with self._items.transaction():
-                for entry in self._items.list():
-                    self._items.delete(entry.id)
-
-        await asyncio.to_thread(clear)
+        await asyncio.to_thread(self.store.delete_many, where={"message": {"$exists": True}})
 
 
 def _text(item: Any) -> str:

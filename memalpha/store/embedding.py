@@ -30,7 +30,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from memalpha.arguments import brief_repr, check_path
+from memalpha.arguments import brief_repr, check_path, name_errors
 from memalpha.endpoint_calls import (
     ENDPOINT_PREFIXES,
     backoff,
@@ -41,7 +41,7 @@ from memalpha.endpoint_calls import (
     read_key,
     retry_after,
 )
-from memalpha.errors import EmbedderError, MemalphaError, PolicyError, StoreError, install_command
+from memalpha.errors import EmbedderError, PolicyError, StoreError, install_command
 from memalpha.forks import ForkAware
 from memalpha.hub import hub_reachable
 from memalpha.text_files import parse_json_or_none
@@ -161,12 +161,8 @@ class CheckedEmbedder:
         Raises:
             EmbedderError: The embedder raised, or returned something else; the message names the first such text.
         """
-        try:
+        with name_errors(f"embedder {self.name!r} raised", EmbedderError):  # somebody's own code can raise anything
             output = self.inner.encode(texts)
-        except MemalphaError:
-            raise
-        except Exception as error:  # somebody's own code can raise anything
-            raise EmbedderError(f"embedder {self.name!r} raised {type(error).__name__}: {error}") from error
         try:
             if type(output) is np.ndarray and output.dtype == np.float32:
                 vectors = output

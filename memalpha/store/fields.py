@@ -373,10 +373,8 @@ def check_text(name: str, value: object) -> str:
         raise InvalidContent(f"{name}: text is needed, not {type(value).__name__}{hint}")
     if "\x00" in value:
         raise InvalidContent(f"{name}: holds a NUL character")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidContent(f"{name}: holds half of a surrogate pair, which is not text") from error
+    if not is_text(value):
+        raise InvalidContent(f"{name}: holds half of a surrogate pair, which is not text")
     return value
 
 

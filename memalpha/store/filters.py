@@ -52,11 +52,8 @@ class Condition:
         value = self.comparable(value)
         if self.operator in ORDER:
             bound = self.comparable(self.operand)
-            return (
-                comparison_type(value) is not None
-                and comparison_type(value) is comparison_type(bound)
-                and ORDER[self.operator](value, bound)
-            )
+            kind = comparison_type(value)
+            return kind is not None and kind is comparison_type(bound) and ORDER[self.operator](value, bound)
         accepted = (freeze(self.comparable(operand)) for operand in self.operands)
         return (freeze(value) in accepted) != (self.operator == "$ne")
 
@@ -271,10 +268,9 @@ def _check_own(location: str, field: str, operand: Any, *, is_bound: bool) -> No
         raise StoreError(f"{location}: {brief_repr(operand)} is no ISO 8601 date or time (2024-05-01)")
     if operand is None and not is_bound:
         return
-    if comparison_type(operand) is not (float if field in NUMBERS else str):
-        raise StoreError(
-            f"{location}: a {'number' if field in NUMBERS else 'text'} is needed, not {brief_repr(operand)}"
-        )
+    kind, name = (float, "number") if field in NUMBERS else (str, "text")
+    if comparison_type(operand) is not kind:
+        raise StoreError(f"{location}: a {name} is needed, not {brief_repr(operand)}")
 
 
 def _unknown_operator(operator: object, location: str = "") -> StoreError:
@@ -296,7 +292,5 @@ def _json_operand(location: str, value: Any, depth: int = 0) -> Any:
         return {key: _json_operand(location, item, depth + 1) for key, item in value.items()}
     if value is None or isinstance(value, str | int | float):
         return value
-    raise StoreError(
-        f"{location}: {brief_repr(value)} is no JSON value (text, number, true, false, null, list, mapping)"
-        + iso_hint(value)
-    )
+    kinds = "(text, number, true, false, null, list, mapping)"
+    raise StoreError(f"{location}: {brief_repr(value)} is no JSON value {kinds}{iso_hint(value)}")

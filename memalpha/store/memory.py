@@ -18,8 +18,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from memalpha.arguments import check_count, check_texts, check_type
-from memalpha.errors import DuplicateContent, InvalidContent, MemalphaError, StoreError, UnknownCategory, UnknownEntry
+from memalpha.arguments import check_count, check_texts, check_type, name_errors
+from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownCategory, UnknownEntry
 from memalpha.store.embedding import CheckedEmbedder, Embedder, load_cross_encoder
 from memalpha.store.fields import UPDATE_FIELDS, check_text, check_timestamp, complete_update, merge_into
 from memalpha.store.filters import Filter, Where, parse_filter
@@ -112,17 +112,13 @@ def _rerank(query: str, hits: Sequence[Hit], reranker: Reranker | str) -> list[H
     if not hits:
         return []
     texts = [hit.passage or hit.entry.content for hit in hits]
-    try:
+    with name_errors("reranker: it raised, or returned no numbers:", StoreError):  # it may raise anything
         if reranker == "spans":
             chances = [span.chance for span in find_answers(query, texts[:_READ])] + [0.0] * len(texts[_READ:])
             scores = [hit.score + _CHANCE_WEIGHT * chance**0.5 for hit, chance in zip(hits, chances, strict=True)]
         else:
             score = load_cross_encoder(reranker) if isinstance(reranker, str) else reranker
             scores = [float(value) for value in score(query, texts)]
-    except MemalphaError:
-        raise
-    except Exception as error:  # somebody's own code can raise anything
-        raise StoreError(f"reranker: it raised {type(error).__name__}, or returned no numbers: {error}") from error
     if len(scores) != len(hits) or not all(map(math.isfinite, scores)):
         raise StoreError(f"reranker: a finite number for each of {len(hits)} texts is needed, {len(scores)} came")
     reranked = [

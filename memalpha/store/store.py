@@ -809,9 +809,7 @@ class MemoryStore(Memory):
             StoreError: No condition is given, or `since` is no position or time.
         """
         conditions = {"source": source, "speaker": speaker, "key": key}
-        criteria = {name: value for name, value in conditions.items() if value is not None}
-        for name, value in criteria.items():
-            check_text(name, value)
+        criteria = {name: check_text(name, value) for name, value in conditions.items() if value is not None}
         if not criteria and since is None:
             raise StoreError("revert: say what to take back: give a source, a speaker, a key or a moment (since)")
         words = [f"{name} {brief_repr(value)}" for name, value in criteria.items()]
