@@ -202,8 +202,7 @@ class OperationLog:
             except (ValueError, OverflowError) as error:
                 raise StoreError(f"{name} {brief_repr(as_of)} is neither a log position nor an ISO time") from error
         if isinstance(as_of, bool) or not isinstance(as_of, Integral) or as_of < 0:
-            problem = f"{name} {brief_repr(as_of)} is neither a log position (0 or more) nor an ISO time"
-            raise StoreError(problem + iso_hint(as_of))
+            raise StoreError(f"{name} {brief_repr(as_of)} is no log position from 0, nor an ISO time{iso_hint(as_of)}")
         if as_of > (end := self.position):
             raise InvalidArgument(f"{name} {brief_repr(as_of)}: the log ends at position {end}")
         return int(as_of)
