@@ -27,7 +27,7 @@ from multiprocessing.context import SpawnProcess
 from queue import LifoQueue
 from typing import Any, TypeVar
 
-from memalpha.errors import ConfigError, MemalphaError, RewardError, WorkerError, required_packages
+from memalpha.errors import MemalphaError, RewardError, WorkerError
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -171,8 +171,6 @@ class LocalPool:
         start: Makes a process ready.
     """
 
-    died: tuple[type[Exception], ...] = (_Died,)
-
     def __init__(self, workers: int, start: Callable[[], object] = limit_threads) -> None:
         self.workers = workers
         processes = [_Worker(start) for _ in range(workers)]
@@ -218,55 +216,8 @@ def _stop(threads: ThreadPoolExecutor, workers: Sequence[_Worker], pid: int) -> 
 # ------------------------------------------------------------------------------------------------------- many jobs
 
 
-class RayPool:
-    """Worker processes of a Ray cluster, of one CPU each (extra `ray`).
-
-    The machines need memalpha, the policy's files under the same path, and a way to the store.
-
-    Args:
-        address: `ray://HOST:PORT` of a cluster; None takes `RAY_ADDRESS`, or starts Ray on this machine.
-        workers: Jobs done at the same time.
-
-    Attributes:
-        died: Raised by the future of a call whose process died.
-
-    Raises:
-        ConfigError: Ray is not installed, or there is no cluster at the address.
-    """
-
-    def __init__(self, address: str | None = None, workers: int = 2) -> None:
-        with required_packages("--on ray", "ray", extra="ray"):
-            import ray  # pyright: ignore[reportMissingImports]
-            from ray.exceptions import RayError  # pyright: ignore[reportMissingImports]
-        self._ray: Any = ray
-        self.workers, self.died = workers, (RayError,)
-        self._was_running = ray.is_initialized()
-        try:
-            if not self._was_running:
-                ray.init(address, log_to_driver=False)
-        except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-            raise ConfigError(f"ray: no cluster at {address or 'RAY_ADDRESS'}: {error}") from error
-        self._calls: list[Any] = []
-
-    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Call a function in one of the processes, which Ray keeps for the next call."""
-        call = self._ray.remote(num_cpus=1, max_retries=0)(function).remote(*args)
-        self._calls = [item for item in self._calls if item not in self._ray.wait(self._calls, timeout=0)[0]] + [call]
-        return call.future()
-
-    def stop(self) -> None:
-        """End what the processes do."""
-        for call in self._calls:
-            self._ray.cancel(call, force=True)
-        if not self._was_running:
-            self._ray.shutdown()
-
-
-Pool = LocalPool | RayPool
-
-
 def run_jobs(
-    start: StartWork[Job, Result], jobs: Iterable[Job], pool: Pool | None = None
+    start: StartWork[Job, Result], jobs: Iterable[Job], pool: LocalPool | None = None
 ) -> Generator[tuple[Job, Result | Killed]]:
     """Yield every job with its result, in the order in which they end.
 
@@ -298,14 +249,14 @@ def run_jobs(
             running[pool.submit(_do, start, attempt[0])] = attempt
 
     try:
-        if isinstance(problem := _result(pool.submit(_do, start), pool), Killed):
+        if isinstance(problem := _result(pool.submit(_do, start)), Killed):
             raise WorkerError(f"worker processes do not start: {problem.reason}")
         for _ in range(pool.workers):
             give_job()
         while running:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 job, number = running.pop(future)
-                result = _result(future, pool)
+                result = _result(future)
                 is_lost = isinstance(result, Killed)
                 if is_lost and number < MAX_ATTEMPTS:
                     retries.append((job, number + 1))
@@ -316,10 +267,10 @@ def run_jobs(
         pool.stop()
 
 
-def _result(future: Future[Any], pool: Pool) -> Any:
+def _result(future: Future[Any]) -> Any:
     try:
         result = future.result()
-    except pool.died as error:
+    except _Died as error:
         remedy = "look at the memory of the machine, or take fewer workers"
         return Killed(f"its worker died ({error}), {MAX_ATTEMPTS} times: {remedy}")
     except RuntimeError as error:

@@ -46,7 +46,7 @@ THEMES = {
     "static-embedder",
     "Store": "store-bench store-app store-calls store-scale store-crash store-model fault-injection store-postgres "
     "postgres-check",
-    "Server and machines": "serving-load serving-cost serving-attacks cluster-check sandbox",
+    "Server and machines": "serving-load serving-cost serving-attacks sandbox",
     "Tests": "mutation-sample",
 }
 """Pages of results by theme."""

@@ -62,7 +62,7 @@ MAX_MODULES_IN_FOLDER = 20
 OPTIONAL_LIBRARIES = MODEL_LIBRARIES | {
     *("anthropic", "bm25s", "datasets", "fastapi", "filelock", "httpx2", "huggingface_hub", "jsonschema", "langgraph"),
     *("math_verify", "mcp", "mem0", "nltk", "openai", "opentelemetry"),
-    *("pandas", "pyarrow", "ray", "referencing", "regex", "rich", "rouge_score", "tokenizers", "uvicorn", "vllm"),
+    *("pandas", "pyarrow", "referencing", "regex", "rich", "rouge_score", "tokenizers", "uvicorn", "vllm"),
     "wandb",
 }
 """Heavy or optional libraries: functions may import them."""

@@ -30,7 +30,7 @@ from memalpha.store.state import MemoryState
 from memalpha.tasks.formats.jsonl import iterate_lines, parse_task
 from memalpha.text_files import parse_json_or_none
 from memalpha.types import Operation
-from memalpha.workers import Killed, Pool, run_jobs
+from memalpha.workers import Killed, LocalPool, run_jobs
 
 MAX_ERRORS = 100
 """Failed conversations after which reading stops."""
@@ -119,7 +119,7 @@ def read_conversations(
     schema: str | None = None,
     embedder: str | None = None,
     shard: tuple[int, int] = (0, 1),
-    pool: Pool | None = None,
+    pool: LocalPool | None = None,
     progress: Callable[[ConversationResult], None] | None = None,
     max_errors: int = MAX_ERRORS,
 ) -> ReadingSummary:
@@ -136,8 +136,7 @@ def read_conversations(
         schema: Categories of a new store.
         embedder: Embedder of a new store, or of an existing one that records a model.
         shard: Index and number of shards; only the conversations of this shard are read (`shard_of`).
-        pool: Processes that read: `LocalPool(workers)` of this machine, `workers.RayPool` of a cluster;
-            None reads in this process.
+        pool: Processes that read; None reads in this process.
         progress: Called with the result of each conversation of this shard, as it ends.
         max_errors: Failed conversations after which reading stops.
 

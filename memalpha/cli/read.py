@@ -26,7 +26,7 @@ from memalpha.cli.options import (
     to_json_value,
 )
 from memalpha.errors import ConfigError, PolicyError, PromptTooLong
-from memalpha.workers import LocalPool, Pool, RayPool
+from memalpha.workers import LocalPool
 
 if TYPE_CHECKING:
     from memalpha.agent.conversations import ConversationResult, ReadingSummary
@@ -52,7 +52,6 @@ def read(
     namespaces: Literal["task"] | None = None,
     workers: Annotated[int | None, Option(min=1)] = None,
     shard: Annotated[str | None, Option(metavar="I/M")] = None,
-    on: Annotated[str | None, Option(metavar="ADDRESS")] = None,
     max_errors: Annotated[int | None, Option(min=1)] = None,
 ) -> Result:
     """Write a text, chat messages or many conversations into STORE with a policy.
@@ -73,7 +72,6 @@ def read(
         namespaces: task: each task of a task file is a conversation, in the namespace of its id.
         workers: Processes that read conversations (with --namespaces; default: 1).
         shard: Read shard I of M, from 0/M to M-1/M (with --namespaces).
-        on: Workers on Ray: ray://HOST:PORT, or ray for this machine.
         max_errors: Failed conversations after which reading stops (default: 100).
 
     Raises:
@@ -92,13 +90,14 @@ def read(
         single_options |= {"--speaker": speaker is not None, "--set trust": bool(split_settings(settings, "trust")[0])}
         single_options["--chunk"] = chunk_size != DEFAULT_CHUNK_SIZE
         _refuse(single_options, "belongs to a single text, not to --namespaces")
-        config, pool = parse_store_writer(settings, instructions), _start_pool(on, store, workers)
+        config = parse_store_writer(settings, instructions)
         if file.suffix != ".jsonl":
             raise ConfigError(f"{file}: --namespaces task needs a task file (.jsonl)")
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", "0/1" if shard is None else shard, re.ASCII)
         if match is None:
             raise ConfigError(f"--shard {shard}: give index and number, such as 0/8 for the first of eight")
         reporter, part = _ProgressReporter(), (int(match[1]), int(match[2]))
+        pool = LocalPool(workers) if workers is not None and workers > 1 else None
         options = {"schema": schema, "embedder": embedder, "max_errors": max_errors or MAX_ERRORS}
         summary = read_conversations(
             store, file, policy, config=config, shard=part, pool=pool, progress=reporter, **options
@@ -106,7 +105,7 @@ def read(
         seconds = round(time.monotonic() - reporter.start, 1)
         value = {**to_json_value(summary), "seconds": seconds}
         return Result(value, _format_summary(summary, seconds), failed_if(summary.failed))
-    many_options = {"--workers": workers, "--shard": shard, "--on": on, "--max-errors": max_errors}
+    many_options = {"--workers": workers, "--shard": shard, "--max-errors": max_errors}
     _refuse({name: value is not None for name, value in many_options.items()}, "needs --namespaces task")
     # Check every input before a store is created.
     is_rule = policy in {*RULE_POLICIES, *RULE_POLICIES.values()}  # by name: a bad file fails before a model is loaded
@@ -144,19 +143,6 @@ def _refuse(are_set: Mapping[str, bool], problem: str) -> None:
     for option, is_set in are_set.items():
         if is_set:
             raise ConfigError(f"{option}: {problem}")
-
-
-def _start_pool(address: str | None, store: str, workers: int | None) -> Pool | None:
-    """Return the processes that read: of a Ray cluster, of this machine, or None for this process."""
-    if address is None:
-        return LocalPool(workers) if workers is not None and workers > 1 else None
-    if address != "ray" and not address.startswith("ray://"):
-        raise ConfigError(f"--on {address}: give ray://HOST:PORT of a cluster, or ray for this machine")
-    if workers is None:
-        raise ConfigError("--on: say with --workers how many conversations are to be read at the same time")
-    if address != "ray" and "://" not in store:
-        raise ConfigError(f"{store}: workers on other machines need a store that all reach: give postgresql://...")
-    return RayPool(None if address == "ray" else address, workers)
 
 
 class _ProgressReporter:

@@ -245,9 +245,6 @@ def test_conversations_of_a_task_file_go_to_namespaces(memalpha, tmp_path: Path)
         (["--namespaces", "task", "--shard", "2"], "--shard 2: give index and number, such as 0/8"),
         (["--namespaces", "task", "--shard", "8/8"], "shard 8/8: 0/8 to 7/8 are needed"),
         (["--namespaces", "task"], "--namespaces task needs a task file (.jsonl)"),
-        (["--namespaces", "task", "--on", "k8s"], "--on k8s: give ray://HOST:PORT of a cluster"),
-        (["--namespaces", "task", "--on", "ray"], "--on: say with --workers how many"),
-        (["--namespaces", "task", "--on", "ray://h:1", "--workers", "2"], "need a store that all reach"),
     ],
 )
 def test_options_of_conversations_are_refused_elsewhere(refused, tmp_path: Path, options, message: str) -> None:
