@@ -17,6 +17,7 @@ import unicodedata
 from collections.abc import Iterable
 from datetime import date
 from functools import lru_cache
+from pathlib import Path
 
 from memalpha.store.search.lexical import UNSPACED, words
 from memalpha.types import MemoryEntry
@@ -212,78 +213,24 @@ MAX_REFUSAL_WORDS = 40
 MAX_REFUSAL_CHARACTERS = 400
 """Characters of the longest reply that can be a refusal: where no space parts words, it may be one word."""
 
-_NT = r"(?:do|does|did|ca|could|have|has|had|is|are|was|were|would|wo)nt"
-_NEVER = rf"(?:(?:do|does|did|can|could|have|has|had|am|is|are|was|were|would) not|{_NT}|cannot|never)(?: ever| \w+ly)?"
-_INFO = r"(?:information|info|details?|data|mention|indication|memory|idea|clue|answer|record|records|context)"
-_SOURCE = (
-    r"(?:(?:my|your|our|this|these|those|any|given|provided|available|stored|retrieved|conversation|chat) )*(?:notes?"
-    r"|conversations?|context|text|memor(?:y|ies)|documents?|passages?|transcripts?|dialogues?|chats?|messages?|history"
-    r"|information|entries|facts)(?: provided| given)?"
-)
-_STATED = (
-    r"(?:mentioned|stated|specified|provided|given|discussed|described|indicated|recorded|revealed|disclosed|shared"
-    r"|noted|told|said|known|clear|available|answerable|covered|addressed)"
-)
-_SAY = (
-    r"(?:mention|state|specify|provide|give|discuss|describe|indicate|reveal|disclose|share|note|say|talk(?:ed)? about"
-    r"|tell(?: me| us)?)"
-)
-_WHERE = rf"(?: (?:in|by|from|within|on|with) {_SOURCE}| anywhere| here| yet| at all| to me| so far)*"
-_QUESTION = r"(?:who|whom|whose|what|when|where|which|why|how|whether|if) .*"
-_ABOUT = rf"(?: (?:(?:about|on|regarding|concerning|of|for|as to|to|that|in|from|within) .*|{_QUESTION}))?"
-_REFUSAL = re.compile(
-    "|".join(
-        (
-            r"unknown|undisclosed|none|null|na|n/a|not (?:known|sure|found|applicable)|unsure|unclear|unanswerable",
-            r"unspecified|undetermined|no (?:record|context)|not enough context",
-            r"(?:dont|do not|cannot|cant|can not|unable to) (?:know|say|tell|answer|determine|remember|recall)"
-            rf"(?: (?:from|in) {_SOURCE}| (?:based on|given) .*)?",
-            # I don't know where she lives; I can't say for sure; I was not told
-            rf"(?:i|we)(?: {_NEVER}| (?:am|are) unable to)(?: be)? (?:know|determine|recall|remember|sure|certain|able"
-            r"|aware)\b.*",
-            rf"(?:i|we)(?: {_NEVER}| (?:am|are) unable to) (?:say|tell|answer|find)(?: (?:it|that|this|exactly)"
-            rf"| (?:it|that|this|you|your|for|from|based|with|exactly|about|any|which) .*| {_QUESTION})?",
-            r"(?:i|we) (?:(?:was|were|have) (?:not|never)|wasnt|werent|havent) (?:been )?told\b.*",
-            r"(?:i|im|we|were) (?:am |are )?(?:not (?:sure|certain|aware|able)|unsure|unaware|unable)\b.*",
-            # I have no information about it; I found nothing about that; there is no way to know
-            rf"(?:i|we) (?:{_NEVER} (?:have|find|found|see|possess|hold|get|been given)|(?:have|found|find|see|hold) "
-            rf"(?:no|insufficient)|lack)(?: \w+){{0,4}}? (?:{_INFO}|knowledge|anything)\b.*",
-            r"(?:i|we) (?:have|found|find|see) nothing (?:about|on|regarding|in) .*",
-            r"theres? (?:is )?no way (?:to|of) (?:know|tell|say|determin|knowing|telling|saying)\w*\b.*",
-            # no information is available; there isn't enough information to answer; no date is mentioned
-            r"(?:theres? )?(?:(?:is|are|was|were) )?(?:no|not|isnt|arent|wasnt|werent|insufficient) (?:\w+ ){0,2}?"
-            rf"{_INFO}(?: (?:is|was|are|were))?(?: (?:{_STATED}|found|stored|present))?{_WHERE}{_ABOUT}",
-            rf"no (?:\S+ ){{1,4}}?(?:is|are|was|were) (?:mentioned|stated|specified|recorded){_WHERE}",
-            # nothing is known about her; none of the notes mention it; nobody knows
-            r"(?:nothing|nobody|no one|none|neither)(?: (?:of|in|about)(?: \S+){1,2})? (?:mentions?\b.*|mentioned\b.*"
-            r"|(?:said|says|knows)(?: (?:it|this|that|anything))?|(?:is|are|was|were|has been) (?:\w+ly )?(?:known"
-            rf"|mentioned|stated|recorded|specified|said){_ABOUT}){_WHERE}",
-            # you did not mention this information; the notes don't say where; not in the notes
-            rf"(?:you|user|speakers?) {_NEVER} (?:{_SAY}|{_STATED})\b.*",
-            rf"{_SOURCE} {_NEVER} (?:{_SAY}|{_STATED}|contain|include|have|hold|answer|address|cover)\b.*",
-            rf"(?:it is |its )?(?:not|nowhere) (?:in|within) {_SOURCE}",
-            # she never mentioned it; Bo did not say
-            rf"(?:\S+ ){{1,4}}{_NEVER} (?:{_SAY}|{_STATED}) (?:it|this|that|so|anything|{_QUESTION}"
-            rf"|(?:(?:this|that|any|such) )?{_INFO}){_WHERE}",
-            rf"(?:\S+ ){{1,4}}{_NEVER} (?:mention|mentioned|say|said|specify|specified|state|stated"
-            rf"|(?:tell|told) (?:me|us)){_WHERE}",
-            # her name is unknown; not specified; it has never been mentioned in the notes; it cannot be determined
-            rf"(?!(?:i|you|he|she|they|we) )(?:(?:\S+ ){{1,10}}?(?:is|are|was|were|remains?) |(?:its|thats|{_INFO}) )?"
-            r"(?:currently |still )?(?:unknown|unclear|unspecified|(?:not|never) (?:\w+ly |yet )?"
-            rf"{_STATED})(?: by \w+)?{_WHERE}",
-            rf"(?:it is|it was|its) (?:unknown|unclear|unspecified|not (?:\w+ly |yet )?{_STATED}) {_QUESTION}",
-            r"(?:\S+ ){1,10}?(?:isnt|arent|wasnt|werent|(?:has|have|had)(?: not| never|nt) (?:\w+ly )?been) "
-            rf"(?:\w+ly )?{_STATED}(?: by \w+)?{_WHERE}",
-            r"(?:\S+ ){0,10}?(?:cannot|can not|cant|could not|couldnt) be (?:determined|answered|known|inferred"
-            r"|established)\b.*",
-            r"(?:answer|information)(?: to \S+(?: \S+)?)? (?:cannot|can not|cant|could not|couldnt) be found\b.*",
-        )
-    )
-)
-_FILLER = re.compile(
-    r"(?:im |i am |we are )?(?:very |so )?sorry(?: about that)?|i apologize|apologies|unfortunately|well|hm+|no"
-    r"|(?:based on|according to|given|as of|as an|as far as|in|from|within|looking at) .*|(?:my |final )*answer"
-)
+
+def _load_forms() -> dict[str, list[str]]:
+    """Return the lines of `data/refusals.txt` by section, with the parts that they name."""
+    sections, lines, parts = dict[str, list[str]](), list[str](), dict[str, str]()
+    for line in (Path(__file__).parents[1] / "data/refusals.txt").read_text(encoding="utf-8").splitlines():
+        form = re.sub("<([A-Z_]+)>", lambda name: parts[name[1]], line)
+        if part := re.match("([A-Z_]+) = ", form):
+            parts[part[1]] = form[part.end() :]
+        elif form.startswith("== "):
+            lines = sections[form.removeprefix("== ")] = []
+        elif form and not form.startswith("#"):
+            lines.append(form)
+    return sections
+
+
+_FORMS = _load_forms()
+_REFUSAL, _FILLER = (re.compile("|".join(_FORMS[section])) for section in ("refusals", "fillers"))
+_OTHER_LANGUAGES = frozenset(normalize(text) for line in _FORMS["whole replies"] for text in line.split(" | "))
 _LINK = re.compile(
     r"^(?:(?:but|so|and|therefore|thus|hence|unfortunately|however|sorry|im afraid|i am afraid) )+"
     r"|^(?:my |final )*answer is "
@@ -297,77 +244,6 @@ _REFUSING = """
     mentioned stated given available memory notes conversation
 """
 _REFUSAL_WORDS = frozenset(_REFUSING.split())
-_OTHER_LANGUAGES = frozenset(
-    normalize(text)
-    for text in (
-        *("ich weiß es nicht", "ich weiß nicht", "weiß ich nicht", "unbekannt", "nicht bekannt", "keine angabe"),
-        *("keine information", "keine informationen", "nicht erwähnt", "je ne sais pas", "je l'ignore", "inconnu"),
-        *("non mentionné", "aucune information", "no lo sé", "no sé", "desconocido", "no se menciona", "non lo so"),
-        *("sconosciuto", "não sei", "desconhecido", "ik weet het niet", "onbekend", "не знаю", "неизвестно"),
-        *("нет информации", "لا أعرف", "غير معروف", "पता नहीं", "मुझे नहीं पता", "अज्ञात", "ไม่ทราบ", "ไม่รู้"),
-        *("keine ahnung", "das weiß ich nicht", "je n'en sais rien", "no se sabe", "non si sa", "não há informação"),
-        *("nie wiem", "nieznane", "bilmiyorum", "bilinmiyor", "tidak tahu", "tidak diketahui", "không biết", "لا أعلم"),
-    )
-)
-_CHINESE_MATTER = (
-    r"(?:(?:这|這|那|该|該|任何)?(?:个|個|些|方面)?(?:相关|相關|有关|有關)?的?"
-    r"(?:信息|資訊|记录|記錄|内容|內容|答案|[资資]料|记忆|記憶))"
-)
-_CHINESE_SOURCE = r"(?:用户|用戶|对话|對話|聊天|记录|記錄|记忆|記憶|笔记|筆記|上下文|[资資]料|信息|資訊|文章?|[你您])"
-_CHINESE_SAID = (
-    r"(?:[没沒]有?|从未|從未|未)(?:被|曾)?(?:提到|提及|提过|提過|说明|說明|说过|說過|记载|記載)(?![书書谎謊])"
-)
-_CHINESE_UNSURE = r"不太?(?:知道|清楚|确定|確定|记得|記得)"
-_JAPANESE_SOURCE = "(?:会話|記憶|メモ|ノート|情報|文章|本文|テキスト|資料|記録|履歴|文脈)"
-_JAPANESE_TOPIC = (
-    r"(?:.*?(?:について(?:の|は)?|への|に関(?:する|して)は?|(?<!し)か(?:どうか)?[はがも]?"
-    rf"|{_JAPANESE_SOURCE}(?:の?中)?(?:に|で|から)[はも]?|その情報[はがも]) ?)?"
-)
-_KOREAN_SOURCE = "(?:대화|기억|메모|내용|정보|기록|본문|글|문서)"
-_KOREAN_TOPIC = r"(?:.*?(?:에 (?:대한|대해서?는?|관한)|지는?|로는|에서는?|에는?|은|는|이|가|도|그|이) )?"
-_NOT = r"없(?:습니다|음|어요|다|네요)"
-_EAST_ASIAN_REFUSAL = re.compile(
-    "|".join(
-        (
-            # 我不太清楚他住在哪里; 笔记中没有提到他的电话; 没有关于他的信息
-            rf"(?!(?:用户|用戶|[你您])[也都并还還目前]*{_CHINESE_UNSURE}.)"  # 用户不知道怎么选专业 tells of the user
-            rf"(?:(?:根据|根據).*?)?(?:(?:[我中里裡也并都这目前尚还還]|{_CHINESE_SOURCE}) ?)*(?:(?:{_CHINESE_UNSURE}"
-            r"|[无無]法(?:[从從].*?)?(?:确定|確定|回答|得知|判断|判斷|知道|确认|確認)|[无無][从從]得知|不得而知"
-            rf"|{_CHINESE_SAID})了?(?:{_CHINESE_MATTER}|(?:(?:这|這|那|该|該)(?:个|個)?)?(?:问题|問題)"
-            r"|.*(?:谁|誰|什么|什麼|哪|几|幾|多少|何时|何時|是否|怎|为何).*)?"
-            rf"|(?:(?:[没沒]有?|未能?)(?:找到)?|暂?[无無]|暫無|找不到)(?:(?:关于|關於|有关|有關).*?)?{_CHINESE_MATTER}"
-            r"|(?:信息|資訊|[资資]料)不(?:足|够|夠)(?:(?:以|而?[无無]法|不能)(?:回答|[判推](?:断|斷)|确定|確定|得[知出]).*)?"
-            r"|未找到|未知|不明)|[无無]",
-            rf"(?:[我在这這那本该該目前] ?)*(?:{_CHINESE_SOURCE}的? ?)+[中里裡]?[也并都]?"
-            rf"(?:{_CHINESE_SAID}|[没沒]有?告[诉訴][过過]?我).*",
-            # 町長が誰かは分かりません; 本文には書かれていません; 該当する情報はありません
-            r"(?!(?:ユーザー|利用者|あなた|彼(?:女|ら)?)[はも].*(?:(?:知|分か|わか)ら|覚えてい)ない)"  # 彼は知らない
-            rf"{_JAPANESE_TOPIC}(?:(?:私|それ|これ|その|この) ?(?:に?[はも]|が)? ?)?"
-            r"(?:(?:わ|分)か(?:りません(?:でした)?|らない(?:です)?|りかねます)|知りません|知らない|存じません|不明(?:です)?"
-            r"|覚えて(?:いません|いない)|(?:お?答え|回答|判断|特定|確認)(?:することは|[はが])?(?:られ|でき)(?:ません|ない|かねます)"
-            r"|(?:回答|判断|特定)不(?:能|可)(?:です)?|無回答"
-            r"|(?:該当する|関連する|十分な)?(?:情報|記載|言及|記述|記録|答え|該当)[はがも]?(?:ありません|ない(?:です)?|なし"
-            r"|(?:見つかり|見当たり|されてい)ません)(?:でした)?)",
-            rf".*{_JAPANESE_SOURCE}(?:の?中)?に[はも]?(?:ありません|ない(?:です)?|含まれてい(?:ません|ない))",
-            rf".*(?:{_JAPANESE_SOURCE}(?:の?中)?に[はも]?|(?<!し)か[はがも]?)(?:書か|述べら)れてい(?:ません|ない)",
-            r"(?:.*[はがも])?(?:記載|言及|明記)されてい(?:ません|ない)|なし",
-            # 면적은 알 수 없습니다; 면적에 대한 정보가 없습니다; 본문에 나와 있지 않습니다
-            rf"{_KOREAN_TOPIC}(?:알 수가? ?{_NOT}|(?:답변?|대답|확인|판단|파악) ?할 수 {_NOT}"
-            rf"|(?:관련 |해당 )?(?:정보|언급|기록|내용|답변?|자료|기억)[은는이가도을를]? ?(?:찾을 수 )?{_NOT}"
-            r"|(?:(?:언급|기록|명시|기재)(?:되지|되어 있지|돼 있지)|나와 있지|알려지지|기억나지|기억이 나지)"
-            r" 않(?:습니다|았습니다|음|아요|다|았다|았어요))",
-            r"(?!(?:사용자|고객|당신|그|그녀|그들)[은는도] (?:.* )?(?:잘 )?(?:모릅니다|모른다|모름|몰라))"
-            rf"(?:.*?(?:지는?|에 대해서?는?) |(?:그|이|{_KOREAN_SOURCE}|답)[은는이가을를]? ?)?(?:잘 )?"
-            r"(?:모릅니다|모르겠(?:습니다|어요|네요|다|음)|모른다|모름|몰라요?)",
-            rf"(?:(?:.* )?{_KOREAN_SOURCE}+에(?:서|는|서는)? )?찾을 수 {_NOT}"
-            rf"|(?:.* )?{_KOREAN_SOURCE}+에(?:서|는|서는)? {_NOT}|없음",
-        )
-    )
-)
-_EAST_ASIAN_FILLER = re.compile(
-    "(?:很|非常)?(?:抱歉|对不起|對不起|不好意思)|(?:根据|根據|关于|關於).*|すみませんが?|申し訳(?:ありません|ございません)が?"
-    "|.*に(?:ついて|関して)は?|죄송(?:합니다만?|하지만)|.*에 대해서?는?"
-)
 
 
 def is_same(left: str, right: str) -> bool:
@@ -444,8 +320,7 @@ def is_abstention(answer: str) -> bool:
         return True
     clauses = [_LINK.sub("", normalize(clause)) for clause in _BREAK.split(answer) if clause.strip(" \t\"'*.!()")]
     refusals, fillers = (
-        [any(form.fullmatch(clause) for form in forms) for clause in clauses if clause]
-        for forms in ((_REFUSAL, _EAST_ASIAN_REFUSAL), (_FILLER, _EAST_ASIAN_FILLER))
+        [form.fullmatch(clause) is not None for clause in clauses if clause] for form in (_REFUSAL, _FILLER)
     )
     return any(refusals) and all(map(max, refusals, fillers)) and clauses != ["no"]
 
