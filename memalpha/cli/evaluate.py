@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memalpha.qa.compare import ComparedSystem, Comparison
 
 
-def evaluate(config: str, overrides: list[str] | None = None) -> Result:
+def eval_(config: str, overrides: list[str] | None = None) -> Result:
     """Evaluate memory systems, or a policy's replies to prompts.
 
     After Ctrl-C the same command resumes with the systems that are left, if out=DIR is set.

@@ -172,58 +172,29 @@ class _SettingsCommand(_Command):
         return super().parse_args(ctx, args)
 
 
-_COMMANDS: dict[str, dict[str, Callable[..., Result | None]]] = {
-    "Use a memory": {
-        "add": store.add,
-        "search": store.search,
-        "ask": store.ask,
-        "show": store.show,
-        "read": read.read,
-        "import": store.import_,
-        "export": store.export,
-        "copy": store.copy,
-        "serve": serve.serve,
-        "fetch": train.fetch,
-    },
-    "History": {
-        "history": store.history,
-        "diff": store.diff,
-        "undo": store.undo,
-        "redo": store.redo,
-        "revert": store.revert,
-        "review": store.review,
-        "fork": store.fork,
-        "erase": store.erase,
-    },
-    "Checks": {"audit": checks.audit, "consolidate": checks.consolidate, "doctor": checks.doctor},
-    "Train": {
-        "demo": train.demo,
-        "train": train.train,
-        "study": train.study,
-        "watch": train.watch,
-        "report": train.report,
-        "merge": train.merge,
-        "push": train.push,
-        "check-policy": checks.check_policy,
-        "config": config.config,
-    },
-    "Evaluate": {"eval": evaluate.evaluate, "compare": evaluate.compare},
+_COMMANDS: dict[str, tuple[Callable[..., Result | None], ...]] = {
+    "Use a memory": (
+        *(store.add, store.search, store.ask, store.show, read.read, store.import_, store.export, store.copy),
+        *(serve.serve, train.fetch),
+    ),
+    "History": (
+        *(store.history, store.diff, store.undo, store.redo, store.revert, store.review, store.fork, store.erase),
+    ),
+    "Checks": (checks.audit, checks.consolidate, checks.doctor),
+    "Train": (
+        *(train.demo, train.train, train.study, train.watch, train.report, train.merge, train.push),
+        *(checks.check_policy, config.config),
+    ),
+    "Evaluate": (evaluate.eval_, evaluate.compare),
 }
 """Commands by the panel of `memalpha --help` that lists them."""
-_DATA_COMMANDS = {
-    "list": data.list_,
-    "prepare": data.prepare,
-    "check": data.check,
-    "overlap": data.overlap,
-    "ask": data.ask,
-    "write": data.write,
-}
 
 
-def _register(
-    group: typer.Typer, commands: Mapping[str, Callable[..., Result | None]], panel: str | None = None
-) -> None:
-    for name, command in commands.items():
+def _register(group: typer.Typer, *commands: Callable[..., Result | None], panel: str | None = None) -> None:
+    """Add commands by the names of their functions, of which those of a group have the first word."""
+    for command in commands:
+        words = command.__name__.strip("_").split("_")
+        name = "-".join(words if group is app else words[:1])
         callback = _Callback(command)
         takes_settings = group is app and "overrides" in inspect.signature(command).parameters
         kind = _SettingsCommand if takes_settings else _Command
@@ -231,10 +202,10 @@ def _register(
 
 
 for _panel, _commands in _COMMANDS.items():
-    _register(app, _commands, _panel)
-_register(data_app, _DATA_COMMANDS)
-_register(judge_app, {"check": evaluate.check_judge})
-_register(keys_app, {"add": serve.add_key, "list": serve.list_keys, "revoke": serve.revoke_key})
+    _register(app, *_commands, panel=_panel)
+_register(data_app, data.list_, data.prepare, data.check, data.overlap, data.ask, data.write)
+_register(judge_app, evaluate.check_judge)
+_register(keys_app, serve.add_key, serve.list_keys, serve.revoke_key)
 
 
 def _app_for(words: Sequence[str]) -> typer.Typer:
