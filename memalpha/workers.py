@@ -178,7 +178,8 @@ class LocalPool:
         for worker in processes:
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(workers, "memalpha worker")
-        self._stop = weakref.finalize(self, _stop, self._threads, processes, os.getpid())  # also when Python ends
+        self.stop = weakref.finalize(self, _stop, self._threads, processes, os.getpid())
+        """End the processes and what they do; also called when Python ends."""
 
     def submit(self, function: Callable[..., Any], *args: Any, timeout: float | None = None) -> Future[Any]:
         """Call a function in one of the processes.
@@ -199,10 +200,6 @@ class LocalPool:
             return worker.call(*call)
         finally:
             self._idle.put(worker)
-
-    def stop(self) -> None:
-        """End the processes and what they do."""
-        self._stop()
 
 
 def _stop(threads: ThreadPoolExecutor, workers: Sequence[_Worker], pid: int) -> None:

@@ -61,7 +61,7 @@ class MemorySession:
         items = check_items("items", items)
 
         def add() -> None:
-            with self._items.transaction():
+            with self.store.exclusive():
                 entries, time = self._items.list(), format_utc(self._items.now())
                 for number, item in enumerate(items, int(entries[-1].id) + 1 if entries else 1):
                     key, text = f"{number:06}", self._items.searchable_part(_text(item))
@@ -73,7 +73,7 @@ class MemorySession:
         """Remove the newest item and return it; None if there is none."""
 
         def pop() -> Any | None:
-            with self._items.transaction():
+            with self.store.exclusive():
                 if not (entries := self._items.list()):
                     return None
                 self._items.delete(entries[-1].id)

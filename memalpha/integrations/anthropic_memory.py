@@ -126,7 +126,7 @@ class MemoryTool:
         if kind == "view":
             return self._view(arguments[0], command.get("view_range"))
         try:
-            with self._files.transaction():
+            with self.store.exclusive():
                 return getattr(self, f"_{kind}")(*arguments)
         except InvalidContent as error:
             raise CommandError(f"Error: {error}") from error

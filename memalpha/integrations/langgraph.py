@@ -105,7 +105,7 @@ class LangGraphStore(BaseStore):
                 results.append(sorted({path[: op.max_depth] for path in paths})[_page(op)])
             else:
                 raise ValueError(f"unknown operation: {op!r}")
-        with self._items.transaction():
+        with self.store.exclusive():
             for op in puts.values():
                 self._put(op)
         return results
@@ -171,7 +171,7 @@ class LangGraphStore(BaseStore):
         ids = [entry.id for entry in entries if "ttl" in entry.metadata["item"]]
         if not ids:
             return
-        with self._items.transaction():
+        with self.store.exclusive():
             for id in ids:
                 entry = self._items.get(id)
                 if entry is not None and (minutes := entry.metadata["item"].get("ttl")) is not None:

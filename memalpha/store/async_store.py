@@ -20,7 +20,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from memalpha.errors import StoreError
 from memalpha.forks import ForkAware
 from memalpha.store.checks.audit import audit as audit_of
-from memalpha.store.schema import MemorySchema
 from memalpha.store.state import MemoryState
 from memalpha.store.store import MemoryStore
 from memalpha.types import Operation
@@ -69,10 +68,15 @@ def _as_async(
 
 
 class AsyncMemoryStore:
-    """`MemoryStore` for an event loop: `await AsyncMemoryStore.open(...)`, then close it or use `async with`."""
+    """`MemoryStore` for an event loop: `await AsyncMemoryStore.open(...)`, then close it or use `async with`.
+
+    It has the attributes `path`, `schema`, `embedder`, `namespace_name` and `max_content` of its store.
+    """
 
     def __init__(self, store: MemoryStore, worker: _Worker, *, is_scope: bool = False) -> None:
         self._store, self._worker, self._is_scope = store, worker, is_scope
+        self.path, self.schema, self.embedder = store.path, store.schema, store.embedder
+        self.namespace_name, self.max_content = store.namespace_name, store.max_content
 
     @classmethod
     async def open(cls, *args: Any, **kwargs: Any) -> AsyncMemoryStore:
@@ -103,31 +107,6 @@ class AsyncMemoryStore:
     def namespace(self, name: str) -> AsyncMemoryStore:
         """Return another namespace of the same store, in the same thread."""
         return AsyncMemoryStore(self._store.namespace(name), self._worker, is_scope=True)
-
-    @property
-    def max_content(self) -> int:
-        """Bytes (UTF-8) of a content at most."""
-        return self._store.max_content
-
-    @property
-    def path(self) -> str:
-        """Path of the file, ":memory:", or the URL without its password."""
-        return self._store.path
-
-    @property
-    def schema(self) -> MemorySchema:
-        """Schema recorded in the file."""
-        return self._store.schema
-
-    @property
-    def namespace_name(self) -> str:
-        """Name of the namespace."""
-        return self._store.namespace_name
-
-    @property
-    def embedder(self) -> str:
-        """Name of the embedder recorded in the file."""
-        return self._store.embedder
 
     async def fork(
         self, namespace: str | None = None, *, path: str | Path | None = None, as_of: int | str | None = None

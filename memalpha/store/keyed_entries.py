@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Any
 
@@ -62,10 +61,6 @@ class KeyedEntries:
         limit = max(limit // 2, limit - 600)  # `put` may add the key
         return text if len(data) <= limit else data[:limit].decode("utf-8", "ignore")
 
-    def transaction(self) -> AbstractContextManager[Any]:
-        """Make all writes inside happen together or not at all."""
-        return self.store.rows.transaction()
-
     def entry_id(self, key: str) -> str:
         """Return the key, or its hash if the key cannot be an id (over 128 characters)."""
         return key if is_id(key) else "%-" + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
@@ -116,7 +111,7 @@ class KeyedEntries:
         elif (stripped := text.strip()) != text:
             start = text.index(stripped)
             outer = {"outer": [text[:start], text[start + len(stripped) :]]}
-        with self.transaction():
+        with self.store.exclusive():
             id, current = self.entry_id(key), self.get(key)
             operation = Operation(
                 "insert" if current is None else "update",
@@ -136,7 +131,7 @@ class KeyedEntries:
 
     def delete(self, key: str) -> bool:
         """End the entry of a key; return False if there is none."""
-        with self.transaction():
+        with self.store.exclusive():
             entry = self.get(key)
             if entry is not None:
                 self.store.delete(entry.id)

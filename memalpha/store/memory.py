@@ -132,17 +132,14 @@ class Memory(ABC):
     """Interface of a memory that can be written, read and searched.
 
     `WorkingMemory` and `MemoryStore` implement it. All writing methods rest on one abstract method, `change`.
+
+    Attributes:
+        schema: Categories of the memory.
+        embedder: Name of the embedder that searches use.
     """
 
-    @property
-    @abstractmethod
-    def schema(self) -> MemorySchema:
-        """Categories of the memory."""
-
-    @property
-    @abstractmethod
-    def embedder(self) -> str:
-        """Name of the embedder that searches use."""
+    schema: MemorySchema
+    embedder: str
 
     @abstractmethod
     def load_embedder(self) -> Embedder:
@@ -525,18 +522,11 @@ class WorkingMemory(Memory):
     """
 
     def __init__(self, state: MemoryState, embedder: Embedder) -> None:
-        self._state = state
+        self._state, self.schema = state, state.schema
         self._embedder = embedder if isinstance(embedder, CheckedEmbedder) else CheckedEmbedder(embedder)
+        self.embedder = self._embedder.name
         self._corpus: Corpus | None = None
         self._write_order: dict[str, None] | None = None  # live ids in write order; built by the first `recent`
-
-    @property
-    def schema(self) -> MemorySchema:
-        return self._state.schema
-
-    @property
-    def embedder(self) -> str:
-        return self._embedder.name
 
     def load_embedder(self) -> Embedder:
         return self._embedder
@@ -563,7 +553,7 @@ class WorkingMemory(Memory):
                 order[change.entry.id] = None
         if corpus is not None:
             if change.entry is not None:
-                corpus.add(Document.from_entry(change.entry, state.creation_position(change.entry.id)))
+                corpus.add_many([Document.from_entry(change.entry, state.creation_position(change.entry.id))])
             elif change.ended is not None:
                 corpus.remove(change.ended.id)
         self._corpus, self._write_order = corpus, order

@@ -261,8 +261,6 @@ def _copy_database(source: Backend, schema: MemorySchema, target: str | Path) ->
             position = positions[name] = original.log.position
             with prefix_errors(f"namespace {name!r}"):
                 original.copy_to(copy, position)
-            if copy.log.fingerprint(position) != original.log.fingerprint(position):
-                raise StoreError(f"namespace {name!r}: the copy's log does not end as that of {source.path} does")
         return positions
 
 

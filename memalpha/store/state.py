@@ -1,8 +1,8 @@
 """The memory as an immutable value: `MemoryState`, and the rules of every operation.
 
-`plan` holds all rules, over any `StateView`. The in-memory state and the databases both call it, so they cannot
-differ. An entry keeps its id for life and has versions. Each version has the log positions between which it was
-current: `valid_from` inclusive, `valid_to` exclusive.
+`plan` holds all rules, over a `MemoryState` or the `EntryTable` of a database, so the two cannot differ. An entry keeps
+its id for life and has versions. Each version has the log positions between which it was current: `valid_from`
+inclusive, `valid_to` exclusive.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from immutables import Map
 
@@ -36,40 +36,15 @@ from memalpha.store.fields import (
 from memalpha.store.schema import MemorySchema
 from memalpha.types import MemoryEntry, Operation
 
+if TYPE_CHECKING:
+    from memalpha.store.backends.namespace import EntryTable
+
 _CHECKED_FIELDS = attrgetter(*FIELD_CHECKS)
 _KEPT = [number for number, field in enumerate(FIELDS) if field.keeps]
 _BLANK = [NAMES.index(name) for name in TIMES]
 _PLAIN_FIELDS = attrgetter("id", "category", "content", *(f.name for f in FIELDS if f.keeps and f.kind != "json"))
 NOT_UNDOABLE = frozenset({"expired", "erased", "quarantined", "reviewed"})
 """Kinds of operations that an undo skips: time, erasure and reviews."""
-
-
-class StateView(Protocol):
-    """Queries that `plan` needs of a memory."""
-
-    @property
-    def schema(self) -> MemorySchema: ...
-
-    def latest_version(self, id: str) -> MemoryEntry | None:
-        """Return the newest version of an entry, live (`valid_to` None) or ended; None for an unused id."""
-        ...
-
-    def used_ids(self, ids: Sequence[str]) -> Collection[str]:
-        """Return those of the ids that an entry ever had."""
-        ...
-
-    @property
-    def unique_contents(self) -> bool:
-        """True if a category holds a content only once, whatever else differs: the rule of training."""
-        ...
-
-    def find_same(self, fact: Operation) -> MemoryEntry | None:
-        """Return the oldest live entry that states what an insert states (see `fact_identity`)."""
-        ...
-
-    def has_erasure(self) -> bool:
-        """Return True if operations of the log were erased, so that it no longer knows every id that was used."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +62,7 @@ class Change:
         return self.entry
 
 
-def plan(view: StateView, operation: Operation, position: int) -> Change:
+def plan(view: MemoryState | EntryTable, operation: Operation, position: int) -> Change:
     """Return the change that `operation` makes to the memory behind `view`. Nothing is modified.
 
     The returned operation is complete (id, category, stripped content, defaults). Planning it again gives the same
@@ -191,7 +166,7 @@ class MemoryState:
 
     @classmethod
     def empty(cls, schema: MemorySchema, *, unique_contents: bool = False) -> MemoryState:
-        """Return an empty memory; with `unique_contents`, one by the rule of training (see `StateView`)."""
+        """Return an empty memory; with `unique_contents`, a category holds a content once: the rule of training."""
         return cls(schema, unique_contents=unique_contents)
 
     @classmethod
@@ -367,7 +342,7 @@ def canonical_json(metadata: Mapping[str, Any]) -> str:
     return json.dumps(metadata, sort_keys=True) if metadata else "{}"
 
 
-def _entry_to_revive(view: StateView, id: str | None, category: str) -> MemoryEntry | None:
+def _entry_to_revive(view: MemoryState | EntryTable, id: str | None, category: str) -> MemoryEntry | None:
     """Return the ended entry that an insert with an explicit id revives, or None."""
     if id is None:
         return None

@@ -106,6 +106,10 @@ class MemoryStore(Memory):
     otherwise). It means the memory after all operations up to and including it.
 
     Attributes:
+        path: Path of the file, ":memory:", or the URL without its password.
+        schema: Categories of the store.
+        embedder: Name of the embedder that the store records.
+        namespace_name: Name of the namespace.
         database: The file, or the connections to the server.
         rows: Log, entries and vectors of the namespace; use them inside a transaction.
         recorded_embedder: The embedder that the store records.
@@ -114,9 +118,9 @@ class MemoryStore(Memory):
     """
 
     def __init__(self, database: Backend, schema: MemorySchema, embedder: RecordedEmbedder, namespace: str) -> None:
-        self.database = database
-        self.recorded_embedder = embedder
-        self.rows = open_namespace(database, namespace, schema)
+        self.database, self.path = database, database.path
+        self.recorded_embedder, self.embedder = embedder, embedder.name
+        self.rows, self.namespace_name, self.schema = open_namespace(database, namespace, schema), namespace, schema
         self.max_content = MAX_CONTENT
         self.known_fields: set[str] = set()
         self._is_scope = False
@@ -215,24 +219,6 @@ class MemoryStore(Memory):
         title = f"{self!r}: {counted(self.count(), 'entry')}, the newest first"
         return html_table(title, ("category", "content", "timestamp"), entries)
 
-    @property
-    def path(self) -> str:
-        """Path of the file, ":memory:", or the URL without its password."""
-        return self.database.path
-
-    @property
-    def schema(self) -> MemorySchema:
-        return self.rows.schema
-
-    @property
-    def namespace_name(self) -> str:
-        """Name of the namespace."""
-        return self.rows.name
-
-    @property
-    def embedder(self) -> str:
-        return self.recorded_embedder.name
-
     def load_embedder(self) -> Embedder:
         """Return the embedder that searches use.
 
@@ -249,7 +235,8 @@ class MemoryStore(Memory):
         last, so that every request can have an object of its own.
         """
         scope = copy(self)
-        scope.rows, scope.known_fields = open_namespace(self.database, name, self.schema), set()
+        scope.rows, scope.namespace_name = open_namespace(self.database, name, self.schema), name
+        scope.known_fields = set()
         scope._index, scope._is_scope = self._index_of(name), True
         return scope
 

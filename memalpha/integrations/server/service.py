@@ -28,7 +28,7 @@ from weakref import WeakSet
 
 from memalpha.agent.agent import MemoryAgent
 from memalpha.agent.reader import Answer, QuotingReader, RetrievedMemory, check_answers, default_reader
-from memalpha.agent.tools import TOOLS, Tools, execute, read_call
+from memalpha.agent.tools import TOOLS, execute, read_call
 from memalpha.agent.trust import AttributedMemory
 from memalpha.config import AgentConfig, ReaderConfig, TrustConfig
 from memalpha.errors import (
@@ -70,7 +70,6 @@ from memalpha.store.filters import Where, parse_filter
 from memalpha.store.io.jsonl import to_json
 from memalpha.store.memory import Memory
 from memalpha.store.quarantine import WRITER
-from memalpha.store.schema import MemorySchema
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.chunking import split_lines
 from memalpha.tasks.formats.messages import chunk_messages
@@ -196,7 +195,13 @@ def _away(outcome: str) -> ServiceError:
 
 
 class MemoryService:
-    """Serve a store and its writer. Methods raise `ServiceError`; `close` closes the store."""
+    """Serve a store and its writer. Methods raise `ServiceError`; `close` closes the store.
+
+    Attributes:
+        name: Name of the namespace.
+        schema: Categories of the memory.
+        tools: The writer's tools by name.
+    """
 
     def __init__(
         self,
@@ -241,26 +246,6 @@ class MemoryService:
         self.is_closing = False
         self.read_only = read_only
 
-    @property
-    def schema(self) -> MemorySchema:
-        """Categories of the memory."""
-        return self._store.schema
-
-    @property
-    def tools(self) -> Tools:
-        """The writer's tools by name."""
-        return TOOLS if self._agent is None else self._agent.tools
-
-    @property
-    def _view(self) -> Memory:
-        """The memory as the reader sees it: with a trust rule, the words of others after their names."""
-        return self._store if self._agent is None else self._agent.view
-
-    @property
-    def name(self) -> str:
-        """Name of the namespace."""
-        return self._store.namespace_name
-
     def namespace(self, name: str) -> MemoryService:
         """Return the service of another namespace of the same store, with the same policy.
 
@@ -277,7 +262,10 @@ class MemoryService:
 
     def serve(self, store: MemoryStore, agent: MemoryAgent | None) -> None:
         """Set what the services of two namespaces do not share: the store, its writer and the thread of its writes."""
-        self._store, self._agent = store, agent
+        self._store, self._agent, self.name = store, agent, store.namespace_name
+        # With a trust rule, the reader sees the words of others after their names.
+        self._view: Memory = store if agent is None else agent.view
+        self.schema, self.tools = store.schema, TOOLS if agent is None else agent.tools
         self.write_pool = ThreadPoolExecutor(1, "memalpha-write")
 
     def granted(self, access: Access, right: Right) -> MemoryService:

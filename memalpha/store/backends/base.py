@@ -40,13 +40,14 @@ class Backend(ABC):
         clock: Returns the current time.
         meta: Recorded metadata of the store.
         is_remote: True for a database on a server, which may be away.
+        is_read_only: True if nothing may be written, caches included.
         rollbacks: Number of transactions and operations that were undone; what was read in them may not exist.
         losses: Number of servers or files that another one took the place of; what was read may be gone from it.
         namespace_ids: Ids of namespaces by name, as the current transaction sees them.
         connection: Executor of the statements of the open transaction.
     """
 
-    is_remote = False
+    is_remote = is_read_only = False
     namespace_ids: MutableMapping[str, int]
     connection: Any
 
@@ -155,11 +156,6 @@ class Backend(ABC):
     def warnings(self) -> list[str]:
         """Return warnings about the server and the role."""
         return []
-
-    @property
-    def is_read_only(self) -> bool:
-        """True if nothing may be written, caches included."""
-        return False
 
     def expiry_transaction(self, namespace: str) -> AbstractContextManager[Any]:
         """Open a transaction that ends expired entries, which a read needs."""

@@ -7,7 +7,6 @@ id. `postgres.database` replaces the statements that differ in PostgreSQL.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter
@@ -116,7 +115,6 @@ T = TypeVar("T")
 OPERATION_COLUMNS = f"seq, time, head, kind, {OPERATION_VALUES}"
 _FEW = 500  # ids that a statement names
 _LAST = 2**63 - 1  # position after all others
-_FINGERPRINT_ROWS = 64  # log rows that a fingerprint covers
 _INSERT_OPERATION = (
     f"INSERT INTO operations (ns, {OPERATION_COLUMNS}) VALUES ({','.join('?' * (5 + len(OPERATION_NAMES)))})"
 )
@@ -256,18 +254,10 @@ class OperationLog:
         query = "SELECT 1 FROM operations INDEXED BY erasures WHERE ns = ? AND seq > ? AND kind = 'erased' LIMIT 1"
         return self._scope.first(query, position) is not None
 
-    def fingerprint(self, position: int) -> str:
-        """Return a digest of the last log rows up to a position.
-
-        Logs that have diverged differ in it.
-        """
-        rows = self.rows(position, after=position - _FINGERPRINT_ROWS).fetchall()
-        return hashlib.sha256(repr(rows).encode("utf-8", "surrogatepass")).hexdigest()
-
-    def rows(self, position: int, *, after: int = 0) -> Any:
+    def rows(self, position: int) -> Any:
         """Return a cursor over the raw rows up to a position, in log order."""
-        query = f"SELECT {OPERATION_COLUMNS} FROM operations WHERE ns = ? AND seq > ? AND seq <= ? ORDER BY seq"
-        return self._scope.select(query, after, position)
+        query = f"SELECT {OPERATION_COLUMNS} FROM operations WHERE ns = ? AND seq <= ? ORDER BY seq"
+        return self._scope.select(query, position)
 
     def extend(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Append raw rows of another log."""
@@ -336,7 +326,7 @@ _WAS_LIVE = "valid_from <= ? AND (valid_to IS NULL OR valid_to > ?)"
 
 
 class EntryTable:
-    """Versions of a namespace's entries, a `StateView` for `plan`. Call every method inside a transaction."""
+    """Versions of a namespace's entries, which `plan` reads. Call every method inside a transaction."""
 
     unique_contents = False
     _HAS_SOURCE = "source = ?"

@@ -286,6 +286,8 @@ class SQLiteDatabase(Backend, ForkAware):
             self._prepare(create, initial_meta)
             if self._durability == "normal":  # creating a file is always durable
                 self.connection.execute("PRAGMA synchronous = NORMAL")
+            if self._inspect:  # text that is not UTF-8 becomes surrogate escapes
+                self.connection.text_factory = lambda data: data.decode(errors="surrogateescape")
         except BaseException:
             self.connection.close()
             raise
@@ -618,10 +620,6 @@ class SQLiteDatabase(Backend, ForkAware):
         yield
         self.connection.execute(definitions()["operations_last"][1])
 
-    def read_damaged_text(self) -> None:
-        """Decode text that is not UTF-8 with surrogate escapes from now on."""
-        self.connection.text_factory = lambda data: data.decode(errors="surrogateescape")
-
     def integrity_errors(self) -> Iterator[str]:
         for (message,) in self.connection.execute("PRAGMA integrity_check"):
             if message != "ok":
@@ -720,6 +718,8 @@ class ReadOnlyDatabase(SQLiteDatabase):
     be ended in the log. That happens in a private copy in memory, which replaces the connection until the file changes.
     """
 
+    is_read_only = True
+
     def __init__(self, path: str, *, clock: Clock = system_clock, inspect: bool = False) -> None:
         """Open a file.
 
@@ -741,10 +741,6 @@ class ReadOnlyDatabase(SQLiteDatabase):
         with self._translated_errors():  # another store may have been copied into the file
             rows = [self.connection.execute(query, (ns, head[0])).fetchone() for ns, head in heads.items()]
         self.losses += rows != [*heads.values()]
-
-    @property
-    def is_read_only(self) -> bool:
-        return True
 
     def _read_identity(self) -> None:
         """Return None: another file at the path is read from then on."""

@@ -32,7 +32,7 @@ from typing import Literal
 
 import numpy as np
 
-from memalpha.arguments import check_count, check_texts, check_type
+from memalpha.arguments import check_count, check_type
 from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.fields import parse_time
@@ -104,11 +104,8 @@ def audit(store: MemoryStore, *, queries: Sequence[str] | None = None, k: int = 
         StoreError: `k` is below 1.
     """
     check_type("store", store, MemoryStore)
-    check_count("k", k)
-    if k < 1:
+    if check_count("k", k) < 1:
         raise StoreError(f"k {k!r}: 1 or more is needed")
-    if queries is not None:
-        queries = check_texts("queries", queries)
     result = Audit(store.rows.name)
     with store.read_transaction():
         position, entries = store.rows.log.position, store.rows.entries.live()

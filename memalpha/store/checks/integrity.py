@@ -82,8 +82,6 @@ def examine(path: str | Path, *, repair: bool = False, embedder: str | Embedder 
         database = open_existing(path, read_only=not repair and not is_writable(path))
     except DamagedStore as error:
         return HealthReport([Problem("file", f"{error}; {ADVICE}")])
-    if isinstance(database, SQLiteDatabase):
-        database.read_damaged_text()
     with closing(database):
         before = _examine(database, embedder, repair=repair)
         if not repair or not before.problems:

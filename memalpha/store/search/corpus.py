@@ -489,10 +489,6 @@ class Corpus:
     def __contains__(self, id: str) -> bool:
         return id in self._slots
 
-    def add(self, document: Document) -> None:
-        """Add a document, or replace the one with its id."""
-        self.add_many([document])
-
     def add_many(self, documents: Iterable[Document]) -> None:
         """Add several documents, or replace those with their ids."""
         new = {document.id: document for document in documents}

@@ -193,10 +193,6 @@ def _half_words(term: str) -> int:
     return len(term) - 1 if UNSPACED.match(term) else 2
 
 
-def _is_character(term: str) -> bool:
-    return len(term) == 1 and UNSPACED.match(term) is not None
-
-
 def with_room(values: np.ndarray, size: int) -> np.ndarray:
     """Return an array of at least `size` rows that begins with `values`; new rows are 0, and as many as those."""
     if size <= len(values):
@@ -379,7 +375,7 @@ class SelectedPostings:
             return None
         ends = np.searchsorted(selected, np.cumsum([0, *map(len, slots)]))
         numbers = np.repeat(np.arange(len(terms)), ends[1:] - ends[:-1])
-        is_lent = np.array([not _is_character(term) for term in dict.fromkeys(query)])
+        is_lent = np.array([len(term) > 1 or UNSPACED.match(term) is None for term in dict.fromkeys(query)])
         counts = np.concatenate(counts)[selected]
         return TermMatches(np.array(repeats), is_lent, numbers, documents[selected], counts)
 
@@ -398,10 +394,6 @@ class BM25:
         self.inverse_mean = (self._size / total if total else 0.0) if inverse_mean is None else inverse_mean
         self._penalties = K1 * (1.0 - B + B * lengths * self.inverse_mean) if total else np.zeros(self._size)
 
-    def idf(self, repeats: np.ndarray, holders: np.ndarray) -> np.ndarray:
-        """Return the weights of terms `(t,)` by their counts in the query and the number of their holders."""
-        return np.log(1.0 + (self._size - holders + 0.5) / (holders + 0.5)) * repeats
-
     def scores(self, matches: TermMatches | None) -> tuple[np.ndarray, np.ndarray]:
         """Return scores and term weights for a query's matches.
 
@@ -411,7 +403,8 @@ class BM25:
         if matches is None:
             return np.zeros(self._size), np.zeros(0)
         repeats, _, terms, documents, counts = matches
-        idf = self.idf(repeats, np.bincount(terms, minlength=len(repeats)))
+        holders = np.bincount(terms, minlength=len(repeats))
+        idf = np.log(1.0 + (self._size - holders + 0.5) / (holders + 0.5)) * repeats
         scores = np.bincount(documents, idf[terms] * counts / (counts + self._penalties[documents]), self._size)
         return scores, idf
 

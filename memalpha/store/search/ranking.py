@@ -11,7 +11,6 @@ follows: it counts less, too.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
@@ -26,6 +25,7 @@ import numpy as np
 
 from memalpha.arguments import brief_repr, check_count, check_flag, check_type, is_finite_number
 from memalpha.errors import StoreError
+from memalpha.store.embedding import normalize_vectors
 from memalpha.store.fields import parse_time
 from memalpha.store.filters import Filter, Where, parse_filter
 from memalpha.store.search.lexical import BM25, NeighbourBM25, SelectedPostings, TermMatches, effective_total
@@ -134,14 +134,11 @@ class SearchOptions:
         if self.vector is None:
             return None
         try:
-            row = np.asarray(self.vector)
-            row = np.zeros(0) if row.dtype.kind not in "fiu" else row.astype(np.float64)
-        except ValueError:  # rows of several lengths
-            row = np.zeros(0)
-        norm = float(np.linalg.norm(row)) if row.shape == (dim,) else 0.0
-        if not (math.isfinite(norm) and norm > 0):
-            raise StoreError(f"vector: {dim} finite numbers, not all 0, are needed, as the store's embedder gives them")
-        return np.repeat((row / norm).astype(np.float32)[None], number, axis=0)
+            unit = normalize_vectors(1, np.asarray(self.vector)[None], dim)
+        except (StoreError, ValueError) as error:  # ValueError: rows of several lengths
+            problem = f"vector: {dim} finite numbers, not all 0, are needed, as the store's embedder gives them"
+            raise StoreError(problem) from error
+        return np.repeat(unit, number, axis=0)
 
 
 SEARCH_KEYWORDS = frozenset(option.name for option in fields(SearchOptions) if option.init) - {"k"}
@@ -152,7 +149,7 @@ BLOCK = 512  # rows copied at a time
 
 
 class VectorIndex:
-    """Exact inner products (by FAISS) with vectors by slot, which may be set anew."""
+    """Vectors by slot, which may be set anew."""
 
     def __init__(self, dim: int) -> None:
         self._storage = np.zeros((0, dim), np.float32)
@@ -174,18 +171,13 @@ class VectorIndex:
         self._size = size
         self._storage[slots] = vectors
 
-    def scores(self, queries: np.ndarray) -> np.ndarray:
-        """Return inner products with every row: float64 `(queries, rows)`.
-
-        Products are rounded to 5 decimals. FAISS computes each product separately,
-        whereas the last bits of a BLAS product depend on the rest of the batch. Rounding removes the differences that a
-        model's batching leaves. So ties are ties.
-        """
-        return inner_products(queries, self.rows)
-
 
 def inner_products(queries: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return inner products, float64 `(queries, rows)`, rounded to 5 decimals (see `VectorIndex.scores`)."""
+    """Return inner products, float64 `(queries, rows)`, rounded to 5 decimals.
+
+    FAISS computes each product separately, whereas the last bits of a BLAS product depend on the rest of the batch.
+    Rounding removes the differences that a model's batching leaves. So ties are ties.
+    """
     if not len(rows):
         return np.zeros((len(queries), 0))
     # Not `pairwise_distances`, which is a BLAS product.
@@ -251,7 +243,7 @@ class Prototypes:
             groups = np.array(sorted(self._stale))
             self._index.set(groups, unit_directions(self.sums[groups]))
             self._stale.clear()
-        return self._index.scores(queries)
+        return inner_products(queries, self._index.rows)
 
 
 ASSISTANTS = frozenset(
@@ -473,7 +465,7 @@ class Selection:
     def _dense_scores(self, vector: np.ndarray) -> np.ndarray:
         """Return the inner products of a query's vector `(1, dim)` with the documents', float64 `(n,)`."""
         if self._rows is None:
-            return self._corpus.vectors.scores(vector)[0, self.slots]
+            return inner_products(vector, self._corpus.vectors.rows)[0, self.slots]
         return inner_products(vector, self._rows)[0]
 
     def documents_at(self, slots: np.ndarray) -> np.ndarray:

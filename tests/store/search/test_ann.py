@@ -114,7 +114,7 @@ def test_the_index_takes_new_documents_and_is_trained_anew_once_it_is_worn(train
     search(corpus, "x", route="bm25")
     assert trained == []
     search(corpus, "x")
-    corpus.add(Document("new", "zyxomma alone", "g0", 1000))
+    corpus.add_many([Document("new", "zyxomma alone", "g0", 1000)])
     corpus.remove("d299")
     assert search(corpus, "zyxomma")[0].id == "new" and trained == [300]
     corpus.add_many(map(document, range(300, 600)))

@@ -65,7 +65,7 @@ def test_a_filtered_search_is_the_search_of_what_passes(program, searches, searc
             id = f"n{number % 15}"
             content = fact(number % 4, user=step.source or "ben").content
             live[id] = dataclasses.replace(step, id=id, valid_from=number, content=content)
-            corpus.add(Document.from_entry(live[id]))
+            corpus.add_many([Document.from_entry(live[id])])
         elif f"n{step}" in live:
             del live[f"n{step}"]
             corpus.remove(f"n{step}")
@@ -81,7 +81,7 @@ def test_a_filtered_search_is_the_search_of_what_passes(program, searches, searc
 def test_what_was_removed_is_dropped_in_time():
     corpus = Corpus(EMBEDDER, DOCS)
     for order in range(3000):
-        corpus.add(Document("a", f"city: Oslo {order}", "semantic", order))
+        corpus.add_many([Document("a", f"city: Oslo {order}", "semantic", order)])
         if order % 500 == 0:
             search(corpus, "Oslo", 1)
     assert search(corpus, "city Oslo 2999", 1)[0].id == "a"
@@ -108,7 +108,7 @@ def test_importance_and_recency_are_terms_of_the_score():
                 assert hit.explain.keys() - plain[hit.id].explain.keys() == {"importance", "recency"}
     assert search(corpus, "cat", 9, boost=Boost()) == search(corpus, "cat", 9)
     corpus.remove("n0")
-    corpus.add(Document.from_entry(fact(7, importance=50, timestamp="2024-05-01T12:00+02:00")))
+    corpus.add_many([Document.from_entry(fact(7, importance=50, timestamp="2024-05-01T12:00+02:00"))])
     assert ids(search(corpus, "nothing", 1, boost=Boost(importance=1))) == ["n7"]
 
 
