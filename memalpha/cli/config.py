@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from importlib import resources
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from typer import Argument, Option
 from memalpha import config as configs  # whose names are imported when they are asked for
 from memalpha.cli.options import Result
 from memalpha.config import load_config, read_config, shipped_configs
-from memalpha.config.files import Setting, format_value, settings_of, value_of
+from memalpha.config.files import Setting, format_value, settings_of
 
 
 def kinds() -> dict[str, type[BaseModel]]:
@@ -76,6 +77,6 @@ def _load(name: str) -> tuple[type[BaseModel], BaseModel | None]:
 def _describe(path: str, setting: Setting, loaded: BaseModel | None) -> dict[str, Any]:
     row: dict[str, Any] = {"type": setting.type, "default": setting.default, "meaning": setting.meaning}
     if loaded is not None and path.split(".")[0] in loaded.model_fields_set:
-        row["value"] = value_of(loaded, path)
+        row["value"] = reduce(lambda value, name: getattr(value, name, None), path.split("."), loaded)
         row["value"] = row["value"].model_dump(mode="json") if isinstance(row["value"], BaseModel) else row["value"]
     return row

@@ -16,7 +16,7 @@ from memalpha.policy.base import format_bill
 from memalpha.qa.progress import show_progress
 
 if TYPE_CHECKING:
-    from memalpha.qa.compare import ComparedSystem, Comparison
+    from memalpha.qa.compare import ComparedSystem
 
 
 def eval_(config: str, overrides: list[str] | None = None) -> Result:
@@ -134,7 +134,8 @@ def compare(
         systems = [s for s in systems if s.name in runs or any(_has_name(s, name) for name in names)]
     comparison = comparing.compare(systems, baseline=baseline, common=common, value=value, seed=seed)
     if out is not None:
-        formats = {".csv": comparing.as_csv, ".md": comparing.as_markdown, ".json": _as_json}
+        formats = {".csv": comparing.as_csv, ".md": comparing.as_markdown}
+        formats[".json"] = lambda comparison: json.dumps(to_json_value(comparison), indent=1) + "\n"
         try:
             out.write_text(formats[out.suffix](comparison), encoding="utf-8")
         except OSError as error:
@@ -144,10 +145,6 @@ def compare(
 
 def _has_name(system: ComparedSystem, name: str) -> bool:
     return system.name == name or system.name.endswith(f":{name}")
-
-
-def _as_json(comparison: Comparison) -> str:
-    return json.dumps(to_json_value(comparison), indent=1) + "\n"
 
 
 def check_judge(

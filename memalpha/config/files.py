@@ -271,11 +271,3 @@ def format_value(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(format_value, value))}]"
     return "{}" if value == {} else str(value)
-
-
-def value_of(config: BaseModel, path: str) -> Any:
-    """Return the value of a setting by full name; None inside a group that is not set."""
-    value: Any = config
-    for name in path.split("."):
-        value = getattr(value, name, None)
-    return value

@@ -62,7 +62,7 @@ class MemorySession:
 
         def add() -> None:
             with self.store.exclusive():
-                entries, time = self._items.list(), format_utc(self._items.now())
+                entries, time = self._items.list(), format_utc(self.store.database.clock())
                 for number, item in enumerate(items, int(entries[-1].id) + 1 if entries else 1):
                     key, text = f"{number:06}", self._items.searchable_part(_text(item))
                     self._items.put(key, text, item, timestamp=time, source=self.session_id, turn=key)

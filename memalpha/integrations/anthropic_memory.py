@@ -251,7 +251,7 @@ class MemoryTool:
         for index, character in enumerate(path):
             if character == "/" and index > len(ROOT) and self._read(path[:index]) is not None:
                 raise CommandError(f"Error: {path[:index]} is a file, not a directory")
-        self._files.put(escape_key(path), text, {"path": path}, timestamp=format_utc(self._files.now()))
+        self._files.put(escape_key(path), text, {"path": path}, timestamp=format_utc(self.store.database.clock()))
 
     def _files_below(self, path: str) -> dict[str, str]:
         """Return the files in a directory, at any depth, as {path: text}."""

@@ -140,7 +140,7 @@ class LangGraphStore(BaseStore):
             self._items.delete(key)
             return
         value: Any = FIELD_CHECKS["metadata"]("value", op.value)  # in JSON's own types
-        time, current = self._items.now(), self._items.get(key)
+        time, current = self.store.database.clock(), self._items.get(key)
         created = format_utc(time) if current is None else current.metadata["item"]["created_at"]
         item: dict[str, Any] = {
             "namespace": list(op.namespace),
@@ -175,7 +175,7 @@ class LangGraphStore(BaseStore):
             for id in ids:
                 entry = self._items.get(id)
                 if entry is not None and (minutes := entry.metadata["item"].get("ttl")) is not None:
-                    expires = _expiry(self._items.now(), minutes)
+                    expires = _expiry(self.store.database.clock(), minutes)
                     with suppress(DuplicateContent):  # it already expires at that time
                         self.store.change(Operation("update", id=id, content=entry.content, expires=expires))
 

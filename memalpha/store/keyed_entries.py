@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from datetime import datetime
 from typing import Any
 
 from memalpha.arguments import check_type
@@ -50,10 +49,6 @@ class KeyedEntries:
         self.store, self.kind = store, kind
         store.known_fields.add(kind)  # there may be no entry yet
         self.category = store.schema.check_category(category) if category else store.schema.default_category
-
-    def now(self) -> datetime:
-        """Return the time of the store's clock, which decides when its entries expire."""
-        return self.store.database.clock()
 
     def searchable_part(self, text: str) -> str:
         """Return the beginning of a text that an entry can hold, for items that are whole in the metadata."""

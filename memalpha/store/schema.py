@@ -148,6 +148,10 @@ def load_schema(name: str | Path | MemorySchema) -> MemorySchema:
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"no schema {str(name)!r}: use {', '.join(SHIPPED)}, or a .yaml file with own categories")
+    return _read_schema(path)
+
+
+def _read_schema(path: Path) -> MemorySchema:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -184,27 +188,8 @@ def _build(data: Any, label: str) -> MemorySchema:
     return MemorySchema(data["name"], members, core, core_limit, tuple(events))
 
 
-MEM_ALPHA = MemorySchema(
-    "mem-alpha",
-    (
-        Category("semantic", "Facts that hold: who people are, what they have, like, do and know."),
-        Category("episodic", "Events: what happened, when, where and with whom."),
-    ),
-)
-
-LIFE = MemorySchema(
-    "life",
-    (
-        Category("sensory_lifestyle", "Tastes, food, sensory likes and dislikes, daily habits."),
-        Category("culture_entertainment", "Books, films, music, games, sports, hobbies, culture."),
-        Category("cognition_work", "Work, study, skills, projects, ways of thinking."),
-        Category("values", "Beliefs, principles, goals, what matters to the person."),
-        Category("physiology_health", "Body, health, illness, treatment, sleep, fitness."),
-        Category("resource_economic", "Money, possessions, income, spending, contracts."),
-        Category("social_interpersonal", "Family, friends, colleagues, relations and what they do."),
-        Category("spatiotemporal_context", "Places, travel, dates, schedules, what happened when and where."),
-        Category("psychological_defense", "Fears, stress, coping, sensitive subjects, boundaries."),
-    ),
-)
-
-SHIPPED: Mapping[str, MemorySchema] = {schema.name: schema for schema in (MEM_ALPHA, LIFE)}
+SHIPPED: Mapping[str, MemorySchema] = {
+    name: _read_schema(Path(__file__).parents[1] / "data" / "schemas" / f"{name}.yaml")
+    for name in ("mem-alpha", "life")
+}
+MEM_ALPHA, LIFE = SHIPPED.values()

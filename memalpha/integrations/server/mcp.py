@@ -21,16 +21,9 @@ from pydantic import ValidationError
 from memalpha import __version__
 from memalpha.agent.tools import format_validation_error, tool_schemas
 from memalpha.errors import required_packages
+from memalpha.integrations.server import schemas
 from memalpha.integrations.server.auth import SCOPE, Right, log
-from memalpha.integrations.server.schemas import (
-    CallOutcome,
-    ListRequest,
-    ReadRequest,
-    RequestModel,
-    SearchRequest,
-    ServiceError,
-    compact_entry,
-)
+from memalpha.integrations.server.schemas import ServiceError
 from memalpha.integrations.server.service import MemoryService
 from memalpha.store.io.jsonl import to_json
 from memalpha.store.search.lexical import split_passages, words
@@ -54,11 +47,11 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
 }
 
-_READERS: dict[str, tuple[type[RequestModel], Right, dict[str, bool]]] = {
-    "memory_search": (SearchRequest, "read", {"read_only_hint": True}),
-    "memory_list": (ListRequest, "read", {"read_only_hint": True}),
+_READERS: dict[str, tuple[type[schemas.RequestModel], Right, dict[str, bool]]] = {
+    "memory_search": (schemas.SearchRequest, "read", {"read_only_hint": True}),
+    "memory_list": (schemas.ListRequest, "read", {"read_only_hint": True}),
     # A policy that reads a text may do anything.
-    "memory_read": (ReadRequest, "read-with-model", {"destructive_hint": True, "idempotent_hint": False}),
+    "memory_read": (schemas.ReadRequest, "read-with-model", {"destructive_hint": True, "idempotent_hint": False}),
 }
 """Tools beside the writer's: arguments, the right that each needs, and hints of the protocol."""
 
@@ -85,7 +78,7 @@ def mcp_server(service: MemoryService) -> Server[Any]:
     for name, (model, right, hints) in _READERS.items():
         if right == "read" or not service.read_only:
             tools.append(_tool(name, model.__doc__, _schema(model, service.schema.category_names), **hints))
-    schemas = {tool.name: tool.input_schema for tool in tools}
+    input_schemas = {tool.name: tool.input_schema for tool in tools}
 
     async def list_tools(context: ServerRequestContext[Any], params: object) -> types.ListToolsResult:
         access = None if context.request is None else context.request.scope[SCOPE]
@@ -97,9 +90,9 @@ def mcp_server(service: MemoryService) -> Server[Any]:
         context: ServerRequestContext[Any], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
         name = params.name
-        if name not in schemas:
+        if name not in input_schemas:
             raise MCPError(code=types.INVALID_PARAMS, message=f"no tool {name!r}")
-        arguments = read_arguments(params.arguments or {}, schemas[name])
+        arguments = read_arguments(params.arguments or {}, input_schemas[name])
         try:
             memory = service
             if context.request is not None:
@@ -130,13 +123,13 @@ async def _call(
         outcome = await service.call(name, arguments, source="mcp")
         return _result(fit_items([asdict(outcome)])[0], failed=not outcome.ok)
     if name == "memory_search":
-        request = SearchRequest.model_validate(arguments)
+        request = schemas.SearchRequest.model_validate(arguments)
         hits = await service.search(request.query, request.k, category=request.category)
-        found = [{**compact_entry(hit.entry), "score": round(hit.score, 4)} for hit in hits]
+        found = [{**schemas.compact_entry(hit.entry), "score": round(hit.score, 4)} for hit in hits]
         return _result(fit_hits(found, request.query))
     if name == "memory_list":
-        page = await service.page(**dict(ListRequest.model_validate(arguments)))
-        entries = [compact_entry(service.as_read(entry)) for entry in page.entries]
+        page = await service.page(**dict(schemas.ListRequest.model_validate(arguments)))
+        entries = [schemas.compact_entry(service.as_read(entry)) for entry in page.entries]
         fitting = fit_items(entries, min(len(page.core.encode()), MAX_ANSWER // 2))
         next_id = page.next if len(fitting) == len(entries) else fitting[-1]["id"]
         return _result({"core": page.core, "entries": fitting, "next": next_id})
@@ -144,7 +137,7 @@ async def _call(
     async def progress(done: int, chunks: int) -> None:
         await context.session.report_progress(done, chunks, f"{done} of {chunks} chunks read")
 
-    response = await service.read(ReadRequest.model_validate(arguments), source="mcp", progress=progress)
+    response = await service.read(schemas.ReadRequest.model_validate(arguments), source="mcp", progress=progress)
     fields = asdict(response)
     results = fit_items(fields["results"])
     left_out = len(response.results) - len(results)
@@ -162,7 +155,7 @@ def _result(value: dict[str, Any], *, failed: bool = False) -> types.CallToolRes
 
 
 def _failure(name: str, code: str, message: str) -> types.CallToolResult:
-    return _result(asdict(CallOutcome(name, False, code, message)), failed=True)
+    return _result(asdict(schemas.CallOutcome(name, False, code, message)), failed=True)
 
 
 def _tool(name: str, description: str | None, schema: dict[str, Any], **hints: bool) -> types.Tool:
@@ -170,7 +163,7 @@ def _tool(name: str, description: str | None, schema: dict[str, Any], **hints: b
     return types.Tool(name=name, description=description, input_schema=schema, annotations=annotations)
 
 
-def _schema(model: type[RequestModel], categories: tuple[str, ...]) -> dict[str, Any]:
+def _schema(model: type[schemas.RequestModel], categories: tuple[str, ...]) -> dict[str, Any]:
     """Return the model's JSON schema in the form of the writer's tools, where optional fields are just not required."""
     schema = model.model_json_schema()
     properties = {}

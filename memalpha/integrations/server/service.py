@@ -47,21 +47,9 @@ from memalpha.errors import (
     UnknownCategory,
     UnknownEntry,
 )
+from memalpha.integrations.server import schemas
 from memalpha.integrations.server.auth import Access, Right, log
-from memalpha.integrations.server.schemas import (
-    MAX_CONDITIONS,
-    MAX_CONTENT,
-    MAX_MODEL_REQUESTS,
-    MAX_TEXT,
-    CallOutcome,
-    EntryPage,
-    EraseResponse,
-    LoggedOperation,
-    ReadRequest,
-    ReadResponse,
-    ServiceError,
-    count_conditions,
-)
+from memalpha.integrations.server.schemas import ServiceError
 from memalpha.integrations.server.telemetry import traced_store, work_span
 from memalpha.policy.base import Policy
 from memalpha.policy.scripted import ignores_memory
@@ -298,7 +286,9 @@ class MemoryService:
 
     # ------------------------------------------------------------------------------------------------ the writer
 
-    async def read(self, request: ReadRequest, *, source: str, progress: Progress | None = None) -> ReadResponse:
+    async def read(
+        self, request: schemas.ReadRequest, *, source: str, progress: Progress | None = None
+    ) -> schemas.ReadResponse:
         """Let the policy read a text or chat messages, chunk by chunk.
 
         Edits of other clients may come between two chunks, and while the policy thinks. If a chunk fails, the chunks
@@ -313,7 +303,7 @@ class MemoryService:
             ServiceError: A message is invalid, none has words of a user or an assistant, or too many requests wait.
         """
         self._check_writable()
-        outcomes: list[CallOutcome] = []
+        outcomes: list[schemas.CallOutcome] = []
         problems: list[str] = []
         with self._model_request():
             assert self._agent is not None
@@ -326,13 +316,13 @@ class MemoryService:
                     note = f" ({index} of {len(chunks)} chunks were read and stay written)" if index else ""
                     message, wait = f"{error.message}{note}", error.retry_after
                     raise ServiceError(error.code, message, error.status, retry_after=wait) from error
-                outcomes += map(CallOutcome.from_result, turn.results)
+                outcomes += map(schemas.CallOutcome.from_result, turn.results)
                 problems += turn.problems
                 if progress is not None and len(chunks) > 1:
                     await progress(index + 1, len(chunks))
-        return ReadResponse(len(chunks), tuple(outcomes), tuple(problems))
+        return schemas.ReadResponse(len(chunks), tuple(outcomes), tuple(problems))
 
-    def _split(self, request: ReadRequest) -> Sequence[str | Chunk]:
+    def _split(self, request: schemas.ReadRequest) -> Sequence[str | Chunk]:
         if request.text is not None:
             return split_lines(request.text, self._chunk_size)
         try:
@@ -347,8 +337,8 @@ class MemoryService:
         size = sum(len(turn.text) for chunk in chunks for turn in chunk.turns)
         if not chunks:
             raise ServiceError("invalid_arguments", "messages: no words of a user or an assistant")
-        if size > MAX_TEXT:
-            raise ServiceError("invalid_arguments", f"messages: of {size} characters; {MAX_TEXT} is the limit")
+        if size > schemas.MAX_TEXT:
+            raise ServiceError("invalid_arguments", f"messages: of {size} characters; {schemas.MAX_TEXT} is the limit")
         return chunks
 
     async def _read_chunk(self, text: str | Chunk, timestamp: str | None, origin: Mapping[str, Any]) -> Turn:
@@ -402,8 +392,10 @@ class MemoryService:
     @contextmanager
     def _model_request(self) -> Iterator[None]:
         """Count a request for the policy; refuse it if too many run or wait."""
-        if len(self._waiting) >= MAX_MODEL_REQUESTS:
-            raise ServiceError("too_many_requests", f"{MAX_MODEL_REQUESTS} requests wait for the model already", 429)
+        if len(self._waiting) >= schemas.MAX_MODEL_REQUESTS:
+            raise ServiceError(
+                "too_many_requests", f"{schemas.MAX_MODEL_REQUESTS} requests wait for the model already", 429
+            )
         self._waiting.append(self.name)
         try:
             yield
@@ -412,7 +404,7 @@ class MemoryService:
 
     # ------------------------------------------------------------------------------------------------ writes
 
-    async def call(self, name: str, arguments: Mapping[str, Any], *, source: str) -> CallOutcome:
+    async def call(self, name: str, arguments: Mapping[str, Any], *, source: str) -> schemas.CallOutcome:
         """Run one of the writer's tools as if the policy had called it.
 
         Args:
@@ -422,23 +414,23 @@ class MemoryService:
         """
         call = ToolCall(name, dict(arguments))
         for key, value in arguments.items():
-            if isinstance(value, str) and len(value) > MAX_CONTENT:
-                message = f"{key}: of {len(value)} characters; {MAX_CONTENT} is the limit"
-                return CallOutcome.from_result(ToolResult(call, False, "invalid_arguments", message))
+            if isinstance(value, str) and len(value) > schemas.MAX_CONTENT:
+                message = f"{key}: of {len(value)} characters; {schemas.MAX_CONTENT} is the limit"
+                return schemas.CallOutcome.from_result(ToolResult(call, False, "invalid_arguments", message))
         read = read_call(call, self.schema, self.tools)
         write = partial(execute, call=call, read=read, chunk=None, source=source, timestamp=None)
         result, _ = await self.writing(write)
-        return CallOutcome.from_result(result)
+        return schemas.CallOutcome.from_result(result)
 
-    async def erase(self, id: str | None = None, *, where: Mapping[str, Any] | None = None) -> EraseResponse:
+    async def erase(self, id: str | None = None, *, where: Mapping[str, Any] | None = None) -> schemas.EraseResponse:
         """Erase an entry for good, with all of its past, or all entries of which any version passes a filter."""
 
-        def erase(store: MemoryStore) -> EraseResponse:
+        def erase(store: MemoryStore) -> schemas.EraseResponse:
             try:
                 erasure, is_pending = store.erase(*() if id is None else (id,), where=where), False
             except ScrubPending as pending:
                 erasure, is_pending = pending.erasure, True
-            return EraseResponse(id, list(erasure), is_pending, list(erasure.ids))
+            return schemas.EraseResponse(id, list(erasure), is_pending, list(erasure.ids))
 
         self._check(None, where)
         return await self.writing(erase)
@@ -500,7 +492,7 @@ class MemoryService:
 
     async def page(
         self, category: str | None, limit: int, after: str | None, *, as_of: int | str | None = None
-    ) -> EntryPage:
+    ) -> schemas.EntryPage:
         """Return a page of entries, and the core memory. It has at least one entry, if there are any.
 
         Args:
@@ -514,7 +506,7 @@ class MemoryService:
         """
         self._check(category, None)
 
-        def read_page(store: MemoryStore) -> EntryPage:
+        def read_page(store: MemoryStore) -> schemas.EntryPage:
             entries: list[MemoryEntry] = []
             size, last_id, is_last = 0, after, False
             with store.read_transaction():  # core and entries of one moment
@@ -529,7 +521,7 @@ class MemoryService:
             while len(entries) > 1 and (size > MAX_ANSWER or len(entries) > limit):
                 size -= _count_bytes(entries.pop())
                 is_last = False
-            return EntryPage(core, tuple(entries), None if is_last else entries[-1].id)
+            return schemas.EntryPage(core, tuple(entries), None if is_last else entries[-1].id)
 
         return await self.reading(read_page)
 
@@ -540,8 +532,10 @@ class MemoryService:
         try:
             if category is not None:
                 self.schema.check_category(category)
-            if where is not None and (count := count_conditions(where)) > MAX_CONDITIONS:
-                raise ServiceError("invalid_arguments", f"where: of {count} conditions; {MAX_CONDITIONS} is the limit")
+            if where is not None and (count := schemas.count_conditions(where)) > schemas.MAX_CONDITIONS:
+                raise ServiceError(
+                    "invalid_arguments", f"where: of {count} conditions; {schemas.MAX_CONDITIONS} is the limit"
+                )
             parse_filter(where)
         except UnknownCategory as error:
             raise to_service_error(error) from error
@@ -562,7 +556,7 @@ class MemoryService:
             return await self._availability.wait(result)
 
 
-def read_log(store: MemoryStore, after: int, limit: int) -> list[LoggedOperation]:
+def read_log(store: MemoryStore, after: int, limit: int) -> list[schemas.LoggedOperation]:
     """Return operations of the log, fewer if they are large, and at least one if there is one.
 
     Args:
@@ -575,7 +569,7 @@ def read_log(store: MemoryStore, after: int, limit: int) -> list[LoggedOperation
         size += _count_bytes(line[2])
         if lines and size > MAX_ANSWER:
             break
-        lines.append(LoggedOperation(*line))
+        lines.append(schemas.LoggedOperation(*line))
     return lines
 
 

@@ -41,13 +41,14 @@ class Backend(ABC):
         meta: Recorded metadata of the store.
         is_remote: True for a database on a server, which may be away.
         is_read_only: True if nothing may be written, caches included.
+        is_scrub_due: True if entries were erased and their bytes not yet; a server keeps them until vacuum.
         rollbacks: Number of transactions and operations that were undone; what was read in them may not exist.
         losses: Number of servers or files that another one took the place of; what was read may be gone from it.
         namespace_ids: Ids of namespaces by name, as the current transaction sees them.
         connection: Executor of the statements of the open transaction.
     """
 
-    is_remote = is_read_only = False
+    is_remote = is_read_only = is_scrub_due = False
     namespace_ids: MutableMapping[str, int]
     connection: Any
 
@@ -160,11 +161,6 @@ class Backend(ABC):
     def expiry_transaction(self, namespace: str) -> AbstractContextManager[Any]:
         """Open a transaction that ends expired entries, which a read needs."""
         return self.transaction(namespace)
-
-    @property
-    def is_scrub_due(self) -> bool:
-        """True if entries were erased and their bytes not yet; a server keeps them until vacuum."""
-        return False
 
     def mark_for_scrub(self) -> None:  # noqa: B027
         """Record, in the erasing transaction, that the file must be rewritten afterwards."""

@@ -120,31 +120,19 @@ _FIRST = NAMES[: NAMES.index("turn") + 1]  # versions have the later fields at t
 
 # - operations_stay: a log row may change by erasure only. It becomes a stub that keeps its position, time and head.
 # - spans: those of each source in order, so that neighbours of a span are found without reading the source.
-DDL = f"""
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE namespaces (ns INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
-CREATE TABLE operations (
-  ns INTEGER NOT NULL, seq INTEGER NOT NULL, time TEXT NOT NULL, head INTEGER NOT NULL, kind TEXT NOT NULL,
-  id TEXT, category TEXT, content TEXT, {columns(_TYPES, in_log=True)}, reason TEXT,
-  PRIMARY KEY (ns, seq)) WITHOUT ROWID;
-CREATE TRIGGER operations_stay BEFORE UPDATE ON operations WHEN NOT (
-  OLD.kind <> 'erased' AND NEW.kind = 'erased' AND (NEW.ns, NEW.seq, NEW.time, NEW.head)
-    = (OLD.ns, OLD.seq, OLD.time, OLD.head)
-  AND coalesce({listed("NEW", ("category", "content", *NAMES, "reason"))}) IS NULL)
-BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
-CREATE TRIGGER operations_last BEFORE DELETE ON operations BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
-CREATE TABLE versions (
-  ns INTEGER NOT NULL, id TEXT NOT NULL, version INTEGER NOT NULL, category TEXT NOT NULL, content TEXT NOT NULL,
-  {columns(_TYPES, in_log=False, names=_FIRST)},
-  valid_from INTEGER NOT NULL, valid_to INTEGER, created INTEGER NOT NULL, digest BLOB NOT NULL,
-  {columns(_TYPES, in_log=False, names=NAMES[len(_FIRST) :])}, PRIMARY KEY (ns, id, version)) WITHOUT ROWID;
-{INDEXES}
-CREATE INDEX spans ON versions (ns, source, coalesce(chunk, -1), created)
-  WHERE valid_to IS NULL AND turn IS NOT NULL AND source IS NOT NULL;
-CREATE TABLE vectors (ns INTEGER NOT NULL, digest BLOB NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (ns, digest));
-PRAGMA application_id = {APPLICATION_ID};
-PRAGMA user_version = {FORMAT};
-"""
+DDL = (
+    (Path(__file__).parent / "sqlite.sql")
+    .read_text(encoding="utf-8")
+    .format(
+        log_columns=columns(_TYPES, in_log=True),
+        new_contents=listed("NEW", ("category", "content", *NAMES, "reason")),
+        first_columns=columns(_TYPES, in_log=False, names=_FIRST),
+        later_columns=columns(_TYPES, in_log=False, names=NAMES[len(_FIRST) :]),
+        indexes=INDEXES,
+        application_id=APPLICATION_ID,
+        format=FORMAT,
+    )
+)
 
 
 def split_statements() -> Iterator[str]:

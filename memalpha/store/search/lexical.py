@@ -328,11 +328,8 @@ class LexicalIndex:
 
     def term_postings(self, query: Sequence[str]) -> list[tuple[int, np.ndarray, np.ndarray]]:
         """Return count and `postings` of each distinct term of the query, empty for a term that the index lacks."""
-        counted = dict[str, int]()
-        for term in query:
-            counted[term] = counted.get(term, 0) + 1
         empty = np.zeros(0, np.int32)
-        postings = [(repeats, self.postings(term) or (empty, empty)) for term, repeats in counted.items()]
+        postings = [(repeats, self.postings(term) or (empty, empty)) for term, repeats in Counter(query).items()]
         return [(repeats, slots, counts) for repeats, (slots, counts) in postings]
 
 
@@ -383,16 +380,15 @@ class SelectedPostings:
 class BM25:
     """BM25 of documents."""
 
-    def __init__(self, lengths: np.ndarray, *, inverse_mean: float | None = None) -> None:
+    def __init__(self, lengths: np.ndarray, inverse_mean: float) -> None:
         """Compute the length penalties.
 
         Args:
             lengths: Lengths of the selected documents `(n,)`.
-            inverse_mean: 1 / the mean length; None takes that of the documents.
+            inverse_mean: 1 / the mean length.
         """
-        self._size, total = len(lengths), lengths.sum()
-        self.inverse_mean = (self._size / total if total else 0.0) if inverse_mean is None else inverse_mean
-        self._penalties = K1 * (1.0 - B + B * lengths * self.inverse_mean) if total else np.zeros(self._size)
+        self._size, self.inverse_mean = len(lengths), inverse_mean
+        self._penalties = K1 * (1.0 - B + B * lengths * inverse_mean) if lengths.any() else np.zeros(self._size)
 
     def scores(self, matches: TermMatches | None) -> tuple[np.ndarray, np.ndarray]:
         """Return scores and term weights for a query's matches.

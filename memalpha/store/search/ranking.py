@@ -496,7 +496,7 @@ class Selection:
     @cached_property
     def _bm25(self) -> BM25:
         passages, total = effective_total(self._lexical.lengths)
-        return BM25(self._lexical.lengths, inverse_mean=passages / total if total else 0.0)
+        return BM25(self._lexical.lengths, passages / total if total else 0.0)
 
     def bm25_scores(self, query: Sequence[str]) -> LexicalScores:
         """Return BM25 of each document (layer two)."""

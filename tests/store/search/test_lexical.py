@@ -28,7 +28,7 @@ def build(texts):
 def bm25(index, slots, query):
     """Scores of each slot, where nothing else is there."""
     selected = SelectedPostings(index, np.array(slots, np.int64))
-    return BM25(selected.lengths).scores(selected.match_terms(query))[0]
+    return BM25(selected.lengths, len(slots) / max(1, selected.lengths.sum())).scores(selected.match_terms(query))[0]
 
 
 def test_agrees_with_bm25s():
