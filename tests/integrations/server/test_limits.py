@@ -229,7 +229,7 @@ def test_work_of_gone_clients_is_dropped():
 
 
 def test_too_many_waiting_requests_are_told_to_come_back(monkeypatch):
-    monkeypatch.setattr("memalpha.integrations.server.service.MAX_MODEL_REQUESTS", 2)
+    monkeypatch.setattr("memalpha.integrations.server.schemas.MAX_MODEL_REQUESTS", 2)
     policy = SlowPolicy()
     with serving(policy) as (service, url, _):
         waiting = [start_reading(url, "I have a cat.") for _ in range(2)]
