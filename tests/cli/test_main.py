@@ -184,7 +184,7 @@ def test_import_of_markdown(memalpha, refused, store: Path, tmp_path: Path) -> N
         ((tmp_path / "none.md",), "none.md: cannot be read"),
         ((tmp_path / "none.jsonl",), "none.jsonl: cannot be read"),
         ((notes, "--from", "jsonl"), "notes.MD:1: not JSON"),
-        ((store,), "not UTF-8"),
+        ((store,), "a database: `memalpha copy` copies a store"),
     ]:
         assert says in refused("import", tmp_path / "new.db", *words) and not (tmp_path / "new.db").exists()
 
