@@ -503,6 +503,7 @@ _AUX = r"(?:did|do|does|is|are|was|were|will|would|ha[sd]|have|can|could|should|
 _VERB = rf"(?: of the \w+)? {_AUX}"
 _LEAD = (
     "(?:(?:do|can|could|would) you )?(?:please )?(?:still )?(?:remember|recall|know|(?:tell|remind) me)(?: exactly)?"
+    r"(?!.*\b(?:who|whose|what|where|which|why|how)\b)"
 )
 _ASKS_FOR_DAY = re.compile(
     rf"\W*(?:(?:and|so|since|until|by|from|{_LEAD}) )?when\b(?!.*, (?:who|whose|what|where|which|why|how)\b)"
@@ -512,7 +513,7 @@ _ASKS_FOR_DAY = re.compile(
 )
 _ASKS_FOR_TIME = re.compile(  # of German, Spanish, French a date in digits is read, but not "gestern"
     rf"(?:\w+ )?(?:what|which) (?:month|year|time){_VERB}|\W*(?:\w+ )?(?:wann|cu[a\u00e1]ndo|quand)\b"
-    "|.*(?:什[么麼][时時]候|何[时時](?!間)|哪一?天|几月几|幾月幾|いつ(?!も|か(?!ら))|何日(?!間)"
+    "|.*(?:什[么麼][时時]候|(?<![任为為如])何[时時](?![间間])|哪一?天|几月几|幾月幾|いつ(?!も|か(?!ら))|何日(?!間)"
     "|언제(?!나|든|라도)|며칠(?! ?(?:동안|간)))"
     rf"|.*(?:{ASKS_FOR_HOUR})",
     re.I | re.S,

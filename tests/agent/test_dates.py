@@ -284,6 +284,11 @@ def test_the_time_that_belongs_to_what_is_asked_is_copied():
         ("歯医者は何時ですか?", "歯医者は明日の午後3時です。1時間かかる。", "午後3時"),
         ("몇 시에 운동해요?", "매일 오전 6시에 2시간 운동해요.", "오전 6시"),
         ("회의는 몇 시예요?", "회의는 오후 세 시 반이에요", "오후 세 시 반"),
+        ("시험은 몇 시예요?", "필요한 시점에 한 시민이 중요한 시험을 아홉 시에 봐요", "아홉 시"),
+        ("几点睡觉?", "二十三点睡觉。", "二十三点"),
+        ("我们几点要开会?", "我有三点建议。开会下午五六点要去。第二点很重要", "下午五六点"),
+        ("試合は何時?", "試合は二十一時からです。八十点。", "二十一時"),
+        ("在任何時候都怕什麼?", "昨天3點", "昨天3點"),
     ],
 )
 def test_times_in_chinese_japanese_and_korean(question, text, expected):
@@ -308,6 +313,8 @@ def test_times_in_chinese_japanese_and_korean(question, text, expected):
         ("いつ?", "先週水を買った。来週日本に行く。きょうとで会う。"),
         ("언제?", "그제야 알았어요. 지난주 목이 아팠어요. 다음주 일이 많아요"),
         ("언제?", "3일 전화했다. 1년 후배. 오늘날"),
+        ("몇 시에 출발해?", "편안한 시설, 두 시민, 3시간"),
+        ("What time is the game?", "It ended 110:105, as in Psalm 119:105 or 1:10000"),
     ],
 )
 def test_east_asian_words_that_name_no_time(question, text):
@@ -381,6 +388,8 @@ def test_which_questions_the_day_of_a_message_answers():
         "What day care is near?",
         "Remember when I was ill, who cooked?",
         "Do you know what I do when it rains?",
+        "Do you remember when I lost my keys? Where were they?",
+        "Tell me when it rains and who cooks.",
     )
     assert [question for question in others if asks_for_day(question)] == []
 
