@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from memalpha.store.search.ranking import ASSISTANTS
+from memalpha.store.values import MINUTES
 from memalpha.types import Chunk
 
 USERS = frozenset(
@@ -17,7 +18,7 @@ USERS = frozenset(
 _NO_PERSONS = ASSISTANTS | {"system", "developer", "tool", "function", "agent"}
 _LABEL = re.compile(
     r"\s*(?:[-*>]+\s*)?(?:\[[^\]]*\]\s*)?\**([^\W\d][\w.'\u2019\u30fb-]*(?: [\w.'\u2019\u30fb-]+){0,2}?)(?: said)?"
-    r"\**\s*[:\uff1a](?!(?<=\d.)\d)\**\s*"
+    rf"\**\s*[:\uff1a](?!(?<=\d.){MINUTES})\**\s*"
 )
 _NAME = re.compile(r"[^\W\d_][\w'\u2019\u30fb-]*(?: [^\W\d_][\w.'\u2019\u30fb-]*){0,2}")
 _NOT_SPEAKERS = frozenset(

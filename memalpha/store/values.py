@@ -178,13 +178,16 @@ MAX_SLOT_CHARACTERS = 12
 
 
 _COLON = re.compile("[:\uff1a]")
+MINUTES = r"[0-5]\d(?![\d号號个個人岁歳元块天位])"
+"""Behind the colon of a time, but not behind that of "发言人1: 20号"."""
 
 
 def key_value(content: str) -> tuple[str, str] | None:
     """Split `City: Oslo` into (`city`, `Oslo`); None if no short name is before the colon, or it is of a time."""
     colon = ":" if content.isascii() or (match := _COLON.search(content)) is None else match[0]
     key, colon, value = content.partition(colon)
-    if not value.strip() or (key[-1:] + value[:1]).isdecimal() or not 1 <= len(key.split()) <= MAX_SLOT_WORDS:
+    is_time = key[-1:].isdecimal() and re.match(MINUTES, value) is not None
+    if is_time or not value.strip() or not 1 <= len(key.split()) <= MAX_SLOT_WORDS:
         return None
     if not key.isascii() and len(UNSPACED.findall(key)) > MAX_SLOT_CHARACTERS:
         return None

@@ -226,12 +226,20 @@ def test_key_value_splits_at_the_first_colon(content):
         assert content.index(":") >= len(pair[0].replace(" ", "")) and pair[1] and 1 <= len(pair[0].split()) <= 4
     else:
         key, _, value = content.partition(":")
-        assert not value.strip() or len(key.split()) not in (1, 2, 3, 4) or (key[-1:] + value[:1]).isdecimal()
+        assert not value.strip() or len(key.split()) not in (1, 2, 3, 4) or (key[-1:] + value[:2]).isdecimal()
 
 
 @pytest.mark.parametrize("text", ["[04:57] <mvo> run update-grub", "Lunch at 12:30 with Bo", "火车是7\uff1a30开"])
 def test_a_time_separates_no_name(text):
     assert key_value(text) is None and split_label(text) == ("", text)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("电话1", "13800000000"), ("发言人1", "20号见面"), ("用户2", "3个苹果"), ("Agent7", "3 tickets")]
+)
+def test_a_name_may_end_and_words_begin_with_a_number(key, value):
+    assert key_value(f"{key}\uff1a{value}") == (key.lower(), value)
+    assert split_label(f"{key}\uff1a{value}") == (key, value)
 
 
 WORD = st.sampled_from(["oslo", "rome", "red wine", "Oslo", "The Rome", "x"])
