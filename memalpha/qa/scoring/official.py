@@ -231,11 +231,14 @@ _STATED = re.compile(
     r"\b(?:answer|i(?:d| would| will|ll)? (?:choose|pick|select|go with)|my (?:choice|pick)"
     r"|(?:correct|right|best) (?:answer|option|choice))(?: is| would be)?\s*:?\s*(?:option )?[(\[]?([a-z])"
     rf"(?=\s*(?:$|[)\].,:;!?\n\u2013\u2014-])| (?:because|since|as|for|but)\b)(?![)\]]?{_OTHER_LETTER})"
-    r"|\b([a-z])[)\]]? is (?:the )?(?:correct|right|best|answer)\b"
+    r"|(?<!(?:not|ont) think )(?<!if )\b([a-z])[)\]]? is (?:the )?(?:correct|right|best|answer)\b"
     rf"|{_NO_DENIAL}(?:答案|答え|正解|而是|选择?|選擇?|정답|답)(?:应该?)?[是为為は은]?\s*:?\s*[(\[]?([a-z])"
     rf"(?:\s?{_UNIT})?(?=\s*(?:$|[()\].,:;!。、\n]|です(?!か)|입니다))(?![)\]]?(?:{_OTHER_LETTER}|、\s*[a-z](?![^\W_])))"
-    rf"|(?<![a-z])([a-z])[)\]]?\s?{_UNIT}?\s?(?:(?:[是为為がは이가]|才是)\s*(?:最佳|最)?(?:正[确確解]|答案|答え|정답)"
-    r"(?!\s*(?:では|じゃ|이 아|(?:です)?か(?!ら))|[^。]{0,3}[吗嗎?])|を選(?:び|択し)ます|だと思います)"
+    r"|(?:^|[\n,.:;!?、。]) ?(?:我?(?:[认認][为為]|[觉覺]得)|所以|因此|よって|したがって|따라서)?"
+    rf"(?:答案|选项|選項|選択肢)? ?[(\[]?([a-z])[)\]]? ?{_UNIT}? ?(?:[是为為がは이가]|才是) ?"
+    "(?:最佳|最)?(?:正[确確解]|答案|答え|정답)"
+    "的?(?:答案|选项|選項)?(?:です|だ|である|입니다|이다|이에요|예요)?(?= ?(?:$|[,.;!、。\n]|因|から|なぜ|왜))"
+    rf"|(?<![a-z])([a-z])[)\]]?\s?{_UNIT}?\s?(?:を選(?:び|択し)ます|だと思います)(?!か)"
 )
 """A sentence that says which letter is the answer: "The answer is b because ..."."""
 _PREFIX = (
@@ -243,12 +246,17 @@ _PREFIX = (
     r"|its |it is |(?:[^\W\d_]+\s+){0,2}[^\W\d_]+\s*:\s*|(?:(?![不别別没沒非除])[^\x00-\x7f]){1,12}\s*)"
 )
 _BARE = re.compile(rf"^{_PREFIX}?[(\[]?([a-z])[)\]]?\s?{_UNIT}?(?:です|입니다)?[\s.,:;!、。]*$", re.MULTILINE)
+_WRONG = (
+    r"\W*(?:(?:that |this |it )?(?:is |was )?(?:not (?:correct|right|true|th\w+)|incorrect|wrong|false)"
+    "|错|錯|不[对對正是符]|間?違|誤|틀|아니|아닙|오답)"
+)
 _LEADING = re.compile(
     rf"([a-z])\s?{_UNIT}?(?:です|입니다)?(?:\s?[.):。、\u2013\u2014-](?:\s+|(?=[^\x00-\x7f]))"
     r"|,?\s*(?=because\b|since\b|因[为為]|なぜなら|왜냐))"
-    r"(?!(?:or|and)\b|[(\[]?[a-z](?:[)\].,;:。、都和或]|\s*$|\s+(?:or|and)\b))"
+    rf"(?!{_WRONG}|(?:or|and|not?|(?:does|is|was)nt)\b|[(\[]?[a-z](?:[)\].,;:。、都和或]|\s*$|\s+(?:or|and)\b))"
 )
 """A letter that begins a reply, before its reason: "B. Because he said so"."""
+_LABELS = re.compile("(?<![a-z])([a-z]) ?[):]")
 _WITH_TEXT = re.compile(
     rf"^\W*{_PREFIX}?([a-z])(\s?[.):、。\u2013\u2014-])?(?:\s+(?=\S)|(?=[^\x00-\x7f]|\())(.*)", re.MULTILINE
 )
@@ -259,10 +267,10 @@ def choice_score(
 ) -> float:
     r"""Return 1 if the prediction names the gold option's letter and no other.
 
-    The text after the last `<final_answer>` counts. Of these forms the first that the reply has is read: `\\boxed{}`,
-    the last sentence that says which is the answer ("The answer is c because ..."), a line of the letter alone ("c",
-    "Answer: c.") or before the text of its option ("C. Read a novel"), or the reply's first before anything but another
-    option's ("C. Because ..."), brackets, bold. An article is none.
+    The text after the last `<final_answer>` counts. Of these forms the first that the reply has is read: an option's
+    text, `\\boxed{}`, the last sentence that says which is the answer ("The answer is c because ..."), a line of the
+    letter alone ("c", "Answer: c.") or before the text of its option ("C. Read a novel"), or the reply's first before a
+    reason ("C. Because ..."), brackets, bold. An article is none, nor is a letter that is denied.
 
     Args:
         prediction: Reply of the reader.
@@ -280,8 +288,10 @@ def choice_score(
     if others := [name for name in options or () if not re.fullmatch("[a-z]", name)]:
         raise DataError(f'choices: {others[0]!r} is no letter: write {{"A": TEXT, "B": TEXT}} or [TEXT, TEXT]')
     match = re.match(r"\s*\(?\s*([a-z])\s*(?:[).:]|$)", gold.lower())
-    named = [name for name, option in (options or {}).items() if normalize_text(option) == normalize_text(gold)]
-    gold_letter = match[1] if match is not None else named[0] if len(named) == 1 else ""
+    texts = {name: normalize_text(option) for name, option in (options or {}).items()}
+    named = [name for name, option in texts.items() if option == normalize_text(gold)]
+    is_text = len(named) == 1 and (match is None or len(match[0]) < len(gold))  # "C. S. Lewis" is no letter
+    gold_letter = named[0] if is_text else match[1] if match is not None else ""
     if not gold_letter or gold_letter not in (options or gold_letter):
         known = f" or text of the options {', '.join(options)}" if options else ""
         raise DataError(f'choice: the gold answer is {gold!r}, not a letter as in "(c)"{known}')
@@ -295,21 +305,23 @@ def choice_score(
     plain = _MARKUP.sub("", lowered)
     stated = ["".join(groups) for groups in _STATED.findall(plain)][-1:]
     lines = _WITH_TEXT.findall(plain)
-    texts = {name: normalize_text(option) for name, option in (options or {}).items()}
-    with_text = {name for name, _, rest in lines if name in texts and normalize_text(rest).startswith(texts[name])}
+    read = [(name, normalize_text(rest)) for name, _, rest in lines if name in texts]
+    read = [(name, rest.removeprefix(texts[name])) for name, rest in read if rest.startswith(texts[name])]
+    with_text = {name for name, rest in read if not re.match(_WRONG, rest)}
     separated = {letter for letter, mark, _ in lines if mark}
-    if options and (first := _LEADING.match(plain)) and {first[1]} | separated <= {first[1]} & options.keys():
+    labels = separated | {*_LABELS.findall(plain)}
+    if options and (first := _LEADING.match(plain)) and {first[1]} | labels <= {first[1]} & options.keys():
         rest = normalize_text(plain[first.end() :])
         if rest and not rest.startswith(tuple(texts.values())):
             with_text.add(first[1])
     boxed, bracketed, bold = (form.findall(lowered) for form in (_BOXED, _BRACKETED, _BOLD))
-    forms = (boxed, stated, {*_BARE.findall(plain), *with_text}, bracketed, bold)
+    whole = {name for name, option in texts.items() if option == normalize_text(text) and len(option) > 1}
+    forms = (whole, boxed, stated, {*_BARE.findall(plain), *with_text}, bracketed, bold)
     letters = next((set(form) for form in forms if form), set())
     if not letters and options is None:
         letters = separated
     elif not letters and options and not separated:
-        plain = normalize_text(text)
-        letters = {name for name, option in options.items() if texts[name] == plain or is_same(option, text)}
+        letters = {name for name, option in options.items() if is_same(option, text)}
     return float(letters == {gold_letter})
 
 

@@ -214,7 +214,14 @@ def test_the_text_of_an_option_names_it():
     for text in ("B. Because she is tired.", "B, because she is tired", "B is the answer"):
         assert official.choice_score(text, "(b)", options=options) == 1.0
         assert official.choice_score(text, "(a)", options=options) == 0.0
-    for text in ("B. or A.", "A. No.\nB. Yes.", "C. Because she is tired"):
+    for text in (
+        "B. or A.",
+        "A. No.\nB. Yes.",
+        "C. Because she is tired",
+        "B) is wrong.",
+        "B: no, A: yes",
+        "If B is the answer",
+    ):
         assert official.choice_score(text, "(b)", options=options) == 0.0
     with_letters = ["A. Try the new place", "B) Stay at home"]
     for choices in (options, {"A": "Try the new place", "B": "Stay at home"}, list(options.values()), with_letters):
@@ -222,6 +229,13 @@ def test_the_text_of_an_option_names_it():
             question = question_of("choice", (gold,), choices=choices)
             scores = [score_question(question, Answer(text)) for text in ("Stay at home", "B. Stay at home", "A")]
             assert scores == [1.0, 1.0, 0.0]
+
+
+def test_initials_of_a_name_are_no_letter():
+    names = ["A. Smith", "B. Jones", "I. Newton", "A. Einstein"]
+    for gold, letter in (("I. Newton", "c"), ("A. Einstein", "d")):
+        scores = [official.choice_score(text, gold, options=names) for text in (letter, gold, "A", names[1])]
+        assert scores == [1.0, 1.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -248,7 +262,9 @@ def test_options_that_no_reply_could_name_are_refused(gold, choices, message):
      ("B번입니다", "b"), ("B입니다. 왜냐하면", "b"), ("B、C都可以", ""), ("B。C。", ""), ("B类。", ""),
      ("B是正确的吗\uff1f", ""), ("B不是正确答案", ""), ("Bは正解ではありません", ""), ("B이 정답이 아닙니다", ""),
      ("Bを選びません", ""), ("B选项不正确。", ""), ("选项B和C", ""), ("A。不对\nB。对", ""),
-     ("正解はBですか、Cですか", ""), ("维生素B。因为她说过", "")],
+     ("正解はBですか、Cですか", ""), ("维生素B。因为她说过", ""), ("我不认为B是正确的", ""), ("B。错误", ""),
+     ("B是正确答案的可能性很小", ""), ("Bが正解とは限らない", ""), ("Bを選びますか", ""), ("B가 정답은 아닙니다", ""),
+     ("B\uff08杭州\uff09不对", ""), ("我认为B是正确的", "b"), ("A不对\uff0cB是正确的", "b"), ("B가 정답이다", "b")],
 )  # fmt: skip
 def test_a_choice_is_read_in_chinese_japanese_and_korean(text, letters):
     options = {"A": "南京", "B": "杭州", "C": "苏州", "D": "上海"}
