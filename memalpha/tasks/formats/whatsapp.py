@@ -142,7 +142,8 @@ def is_chat_text(text: str, *, any_names: bool) -> bool:
 
     Args:
         text: The text.
-        any_names: If a text begins with a message, somebody who speaks twice is enough; else most messages need names.
+        any_names: If a text begins with a message, the app's name or somebody who speaks twice is enough; else most
+            messages need names.
     """
     lines = [line for line in text.split("\n") if line.strip()]
     if not any(map(_match_head, lines[:6])):
@@ -151,7 +152,7 @@ def is_chat_text(text: str, *, any_names: bool) -> bool:
     first = heads[0][0]
     matches = (_NAME.match(_MARKS.sub("", _after_head(line, end))) for _, line, end in heads)
     names = [match[1] for match in matches if match is not None]
-    if first == 0 and any_names and len(set(names)) < len(names):
+    if first == 0 and any_names and ("WhatsApp" in "".join(lines[:6]) or len(set(names)) < len(names)):
         return True
     named = sum(not _LEVEL.search(name) for name in names)
     return 2 * named >= (len(lines) - first if first else len(heads)) and (first == 0 or named > 1)

@@ -153,6 +153,14 @@ def test_a_chat_of_any_ending_may_begin_with_some_lines_of_the_app(tmp_path, nam
     assert task.meta.get("left_out", {}) == ({"lines before the first message": lines} if lines else {})
 
 
+def test_a_new_group_has_more_notices_than_messages(tmp_path):
+    head = "24/05/2024, 21:05 - "
+    notices = f'{head}Not even WhatsApp can read them.\n{head}Ana created group "Trip"\n{head}Bo joined\n' * 2
+    (tmp_path / "a.txt").write_text(f"{notices}{CHAT}")
+    [task] = load_tasks(tmp_path / "a.txt")
+    assert len(task.chunks[0].turns) == 2 and task.meta["left_out"] == {"notices": 6}
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
