@@ -287,22 +287,27 @@ def find_slack_channels(folder: Path, files: Sequence[Path]) -> list[ExportedCon
         folder: The folder of a workspace, with `users.json`, or of a channel, with a file for each day.
         files: What it holds.
     """
-    channels: list[ExportedConversation] = []
     is_workspace, names, speakers = (folder / "users.json").is_file(), dict[str, str](), SpeakerNames()
     users_file = (folder if is_workspace else folder.parent) / "users.json"
-    users = parse_json(read_text(users_file), str(users_file)) if users_file.is_file() else None
+    channels: list[tuple[Path, list[Path], int]] = []  # folder, its days, number of other files
+    for channel in (file for file in files if file.is_dir()) if is_workspace else [folder]:
+        inside = sorted(file for file in channel.iterdir() if not file.name.startswith("."))
+        days = [file for file in inside if _SLACK_DAY.fullmatch(file.name)]
+        if days and (is_workspace or days == inside):
+            channels.append((channel, days, len(inside) - len(days)))
+    users = parse_json(read_text(users_file), str(users_file)) if channels and users_file.is_file() else None
     for user in users if is_messages(users) else ():
         id = user.get("id") if isinstance(user, Mapping) else None
         if isinstance(id, str) and (name := _slack_name(user.get("profile")) or _slack_name(user)):
             names[id] = speakers.name(one_line(name), id)
-    for channel in (file for file in files if file.is_dir()) if is_workspace else [folder]:
-        days = sorted(file for file in channel.iterdir() if not file.name.startswith("."))
-        if days and all(_SLACK_DAY.fullmatch(file.name) for file in days):
-            items = [parse_json(read_text(file), str(file)) for file in days]
-            messages = [message for day in items if isinstance(day, list) for message in day]
-            if is_messages(messages) and is_slack(messages[0]):
-                channels.append(slack_channel(messages, channel, names))
-    return channels
+    conversations: list[ExportedConversation] = []
+    for channel, days, others in channels:
+        items = [parse_json(read_text(file), str(file)) for file in days]
+        messages = [message for day in items if isinstance(day, list) for message in day]
+        if is_messages(messages) and is_slack(messages[0]):
+            conversations.append(slack_channel(messages, channel, names))
+            conversations[-1].left_out["other files"] += others
+    return conversations
 
 
 def _slack_name(profile: object) -> str | None:
@@ -342,7 +347,10 @@ def _read_slack(
             continue
         name = name or names.get(id) or message.get("username") or (id if names else None)
         if name is None:
-            raise DataError(f"{path}: a Slack export without profiles, which names its people by ids: write {MESSAGES}")
+            raise DataError(
+                f"{path}: a Slack export without profiles, which names its people by ids: read the folder "
+                f"of its workspace, with users.json, or write {MESSAGES}"
+            )
         speaker = speakers.name(one_line(name), id)
         text = _SLACK_LINK.sub(write_link, text)
         time = _to_utc(parse_json_or_none(str(message.get("ts"))), f"{path}: [{number}].ts", 1)

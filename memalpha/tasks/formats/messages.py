@@ -60,8 +60,8 @@ class ExportedConversation(NamedTuple):
     def of_file(
         cls, path: Path, source: str, utterances: Iterable[Utterance], left_out: Counter[str]
     ) -> ExportedConversation:
-        """Return the one conversation of a file."""
-        return cls(path.stem, {"source": source}, utterances, left_out, str(path))
+        """Return the one conversation of a file or a folder."""
+        return cls(path.name if path.is_dir() else path.stem, {"source": source}, utterances, left_out, str(path))
 
 
 def one_line(name: object) -> str:

@@ -369,3 +369,16 @@ def test_a_workspace_of_slack_is_a_task_for_each_channel_with_its_users_names(tm
         ("work", "Ana", "Ask @Ana"),
     ]
     assert said_in(tmp_path / "trips")[1] == [("2024-05-03T14:31:05", "Ana (2)", "Ask @Ana")]
+    (tmp_path / "trips" / "canvas.json").write_text("[]")
+    (tmp_path / "trips").rename(tmp_path / "mpdm-ana.s")  # names of people hold dots
+    (tmp_path / "work").rename(tmp_path / "mpdm-ana.t")
+    tasks = load_tasks(tmp_path)
+    assert [task.id for task in tasks] == ["mpdm-ana.s", "mpdm-ana.t"]
+    assert [task.meta.get("left_out") for task in tasks] == [{"other files": 1}, None]
+
+
+def test_a_chat_has_nothing_to_do_with_the_file_beside_its_folder(tmp_path):
+    (tmp_path / "users.json").write_text("id,name")
+    (tmp_path / "chats").mkdir()
+    (tmp_path / "chats" / "a.txt").write_text("24/05/2024, 21:05 - Ana: hi\n")
+    assert [task.id for task in load_tasks(tmp_path / "chats")] == ["a"]
