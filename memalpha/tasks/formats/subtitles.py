@@ -18,7 +18,8 @@ _CUE = re.compile(rf"^[ \t]*{_CLOCK}[,.]\d{{3}} +--> +{_CLOCK}[,.]\d{{3}}.*\n?",
 _START = re.compile(rf"\s*(?:WEBVTT\b|\d+ *\n{_CUE.pattern})", re.MULTILINE)
 _VOICE = re.compile(r"<v(?:\.\S*)? +([^<>\s][^<>\n]*)>")
 _TAG = re.compile(
-    r"</?(?:[bcisuv]|br ?/?|em|font|lang|rt|ruby|span|strong)(?:\.[^<>\s]*)?>|<(?:v|font|lang|span)[. ][^<>]*>|"
+    r"</?(?:[abcipsquv]|big|br|center|del|div|em|font|ins|lang|rt|ruby|small|span|strike|strong|su[bp]|tt)"
+    r"(?:\.[^<>]*| [^<>=]*=[^<>]*|\s*/?)>|<(?:v|lang) [^<>]*>|"
     r"<\d[\d:.]*>|\{\\[^{}]*\}",
     re.IGNORECASE,
 )

@@ -66,7 +66,9 @@ def test_subtitles_without_speakers_are_a_text(tmp_path):
 
 
 def test_only_tags_of_subtitles_are_no_words(tmp_path):
-    words = '<i>If</i> a<b and c>d, <FONT color="red">3 <5 & 7> 2</font>, <Ana> says <c.loud>so</c>.'
+    words = (
+        '<i>If</i> a<b and c>d, <FONT color="red">3 <5 & 7> 2</font>, <Ana> says <c.loud b>so</c><i/><p class="a">.</p>'
+    )
     (tmp_path / "talk.srt").write_text(cue(1, words, ","))
     assert read_chunks(tmp_path / "talk.srt", None)[0].text == "If a<b and c>d, 3 <5 & 7> 2, <Ana> says so."
 
