@@ -3,7 +3,8 @@
 Passages: 24 paragraphs in the order of the file are a task, with all questions on them. A paragraph is a turn: its
 article's title is the speaker (text, if it has none), `<article>:<paragraph>` (both from 0) its id and the evidence of
 its questions. A question of SQuAD 2.0 that its paragraph does not answer has no answer: the right one is to abstain.
-A file of rows (Parquet or JSON Lines: id, context, question, answers), as the hub has these sets, is read, too.
+A file of rows (Parquet or JSON Lines: id, context, question, answers, title if any), as the hub has these sets, is
+read, too; the id of a paragraph is its number there.
 
 Labels, as learning at test time: a task is a stream of labelled examples and questions for the labels of other
 sentences. Labels are numbers in an order that set and seed decide, so that nobody knows one by its name; "12" and
@@ -107,8 +108,8 @@ def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, lis
 
 def _passages_of_rows(file: Path) -> list[tuple[SpeakerTurn, list[Question]]]:
     """Return the passages of a file with a question a row, in the order of their first questions."""
-    columns = ("id", "title", "context", "question", "answers")
-    rows = files.iter_parquet_rows(file, columns) if file.suffix == ".parquet" else files.iter_json_lines(file)
+    columns, is_table = ("id", "context", "question", "answers"), file.suffix == ".parquet"
+    rows = files.iter_parquet_rows(file, columns, ("title",)) if is_table else files.iter_json_lines(file)
     passages: dict[str, tuple[SpeakerTurn, list[Question]]] = {}
     for location, row in rows:
         place = f"{location}: question {require_field(row, 'id', (str, int), location)}"
@@ -119,7 +120,9 @@ def _passages_of_rows(file: Path) -> list[tuple[SpeakerTurn, list[Question]]]:
         place = f"{place}: answers"
         texts = require_strings(require_field(row.get("answers"), "text", list, place), place)
         questions.append(_question(row, texts, turn.id, place))
-    return require_items(list(passages.values()), "rows", str(file))
+    if not passages:
+        raise DataError(f"{file}: no row: there is nothing to read")
+    return list(passages.values())
 
 
 def _question(item: Mapping[str, Any], texts: Sequence[str], passage: str | None, place: str) -> Question:

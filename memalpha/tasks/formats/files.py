@@ -292,7 +292,9 @@ def iter_csv_rows(
         csv.field_size_limit(limit)
 
 
-def iter_parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+def iter_parquet_rows(
+    path: Path, columns: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (file and row number, row) of a Parquet file with these columns. Raises `DataError`."""
     with required_packages(f"{path}: a Parquet file", "pyarrow", extra="eval", error=DataError):
         import pyarrow as pa
@@ -304,7 +306,7 @@ def iter_parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str,
             if missing := [name for name in columns if name not in file.schema_arrow.names]:
                 raise DataError(f"{path}: no column {missing[0]!r}; it has {', '.join(file.schema_arrow.names)}")
             number = 0
-            for batch in file.iter_batches(batch_size=1, columns=list(columns)):
+            for batch in file.iter_batches(batch_size=1, columns=[*columns, *optional]):
                 for row in batch.to_pylist():
                     yield f"{path}: row {number}", row
                     number += 1

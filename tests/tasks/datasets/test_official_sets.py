@@ -124,6 +124,11 @@ def test_squad_as_rows_of_the_hub(tmp_path):
         ("c", ("Ana",), "extraction"),
         ("b", (), "unanswerable"),
     ]
+    Dataset.from_list([{name: row[name] for name in row if name != "title"} for row in rows]).to_parquet(table)
+    assert {turn.speaker for turn in load_tasks("squad", data=table)[0].chunks[0].turns} == {"text"}
+    lines.write_text("", encoding="utf-8")
+    with pytest.raises(DataError, match=r"squad\.jsonl: no row"):
+        load_tasks("squad", data=lines)
     lines.write_text(json.dumps({**rows[0], "answers": ["Ana"]}) + "\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"squad\.jsonl:1: question a: answers: field 'text'"):
         load_tasks("squad", data=lines)
