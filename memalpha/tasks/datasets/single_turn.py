@@ -99,9 +99,7 @@ def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, lis
                 golds = require_field(question, "answers", (list, NoneType) if impossible else list, place) or []
                 texts = [require_field(gold, "text", str, place) for gold in golds]
                 if bool(texts) == impossible:
-                    raise DataError(
-                        f"{place}: {'answers' if texts else 'no answer'}, but is_impossible is {impossible}"
-                    )
+                    raise DataError(f"{place}: is_impossible is {impossible}, but there are {len(texts)} answers")
                 questions.append(_question(question, texts, turn.id, place))
             yield turn, questions
 

@@ -8,9 +8,9 @@ each becomes U+FFFD.
 
 Of **Telegram** (`result.json`, "machine-readable JSON", of one chat or of all, also those that were left) and
 **Discord** (the JSON that DiscordChatExporter writes) the messages with words are read. Forwarded ones say whose words
-they are. A second person of one name, by his id, is `Ana (2)`. Read are also the messages of **Slack**
-(a day, or the folder of a channel), **Instagram** and **Messenger** (`message_1.json`, whose letters are mended) and
-**Google Chat** (`messages.json` of Takeout).
+they are. A second person of one name, by his id, is `Ana (2)`. Read are also the messages of **Slack** (a day, or the
+folder of a channel or a workspace), **Instagram** and **Messenger** (`message_1.json`, whose letters are mended, and
+the download of encrypted chats) and **Google Chat** (`messages.json` of Takeout).
 """
 
 from __future__ import annotations
@@ -289,36 +289,32 @@ def find_slack_channels(folder: Path, files: Sequence[Path]) -> list[ExportedCon
     """
     is_workspace, names, speakers = (folder / "users.json").is_file(), dict[str, str](), SpeakerNames()
     users_file = (folder if is_workspace else folder.parent) / "users.json"
-    channels: list[tuple[Path, list[Path], int]] = []  # folder, its days, number of other files
+    channels: list[tuple[Sequence[Any], Path, int]] = []  # messages, folder, number of other files
     for channel in (file for file in files if file.is_dir()) if is_workspace else [folder]:
         inside = sorted(file for file in channel.iterdir() if not file.name.startswith("."))
         days = [file for file in inside if _SLACK_DAY.fullmatch(file.name)]
-        if days and (is_workspace or days == inside):
-            channels.append((channel, days, len(inside) - len(days)))
+        items = [parse_json(read_text(file), str(file)) for file in days if is_workspace or days == inside]
+        messages = [message for day in items if isinstance(day, list) for message in day]
+        if is_messages(messages) and is_slack(messages[0]):
+            channels.append((messages, channel, len(inside) - len(days)))
     users = parse_json(read_text(users_file), str(users_file)) if channels and users_file.is_file() else None
     for user in users if is_messages(users) else ():
         id = user.get("id") if isinstance(user, Mapping) else None
         if isinstance(id, str) and (name := _slack_name(user.get("profile")) or _slack_name(user)):
             names[id] = speakers.name(one_line(name), id)
-    conversations: list[ExportedConversation] = []
-    for channel, days, others in channels:
-        items = [parse_json(read_text(file), str(file)) for file in days]
-        messages = [message for day in items if isinstance(day, list) for message in day]
-        if is_messages(messages) and is_slack(messages[0]):
-            conversations.append(slack_channel(messages, channel, names))
-            conversations[-1].left_out["other files"] += others
-    return conversations
+    return [slack_channel(*channel, names) for channel in channels]
 
 
 def _slack_name(profile: object) -> str | None:
     return next((profile[k] for k in _SLACK_NAMES if profile.get(k)), None) if isinstance(profile, Mapping) else None
 
 
-def slack_channel(messages: Sequence[Any], path: Path, users: Mapping[Any, str] | None = None) -> ExportedConversation:
-    """Return the messages of a Slack channel: of a day (a file), or of all days (their folder)."""
-    left_out = Counter[str]()
-    said = _read_slack(messages, path, left_out, users or {})
-    return ExportedConversation.of_file(path, "slack", said, left_out)
+def slack_channel(
+    messages: Sequence[Any], path: Path, others: int = 0, users: Mapping[Any, str] | None = None
+) -> ExportedConversation:
+    """Return the messages of a Slack channel: of a day (a file), or of all days (their folder, with `others`)."""
+    left_out = Counter({"other files": others})
+    return ExportedConversation.of_file(path, "slack", _read_slack(messages, path, left_out, users or {}), left_out)
 
 
 def _read_slack(
