@@ -224,7 +224,7 @@ def load_best_rollouts(
         left_out += len(best) - len(complete)
         by_task.setdefault(best[0].task, []).extend(
             cross_entropy_sample(
-                **turn.model_dump(include={"prompt_ids", "completion_ids", "task", "rollout", "chunk"})
+                turn.prompt_ids, turn.completion_ids, task=turn.task, rollout=turn.rollout, chunk=turn.chunk
             )
             for turn in complete
         )
