@@ -434,26 +434,32 @@ class ReinforcementStep(TrainingStep):
         self.directory.append("trajectories.jsonl", self.rollouts)
         if not self.config.sampling.keep_tokens:
             return
-        # Lists: a step may contain a task twice. A turn takes its advantage from the end of its list.
-        advantages, lines = group_values((key, sample.advantages.tolist()) for key, sample in reversed(trained)), []
-        for trajectory in (item for group in batch.groups for item in group.trajectories):
-            rewards = trajectory.reward.turns if trajectory.reward else ()
-            for turn, reward in zip(trajectory.turns, rewards, strict=False):
-                completion, left = turn.completion, advantages.get(_turn_key(trajectory, turn))
-                by_token = left.pop() if left else [None]
-                fields = {
-                    "chunk": turn.chunk,
-                    "prompt_ids": list(completion.prompt_ids),
-                    "completion_ids": list(completion.completion_ids),
-                    "logprobs": np.asarray(completion.logprobs, dtype=np.float32).tolist(),
-                    "temperature": completion.temperature or 1.0,
-                    "advantage": by_token if self.algorithm.credit and by_token != [None] else by_token[0],
-                    "reward": reward,
-                    "ok": all(result.ok for result in turn.results),
-                    "weights_step": step if completion.weights_step is None else completion.weights_step,
-                }
-                lines.append(_origin(trajectory, step) | fields)
+        advantages = group_values((key, sample.advantages) for key, sample in reversed(trained))
+        lines = (
+            self._turn_line(item, turn, reward, step, advantages.get(_turn_key(item, turn), []))
+            for group in batch.groups
+            for item in group.trajectories
+            if item.reward
+            for turn, reward in zip(item.turns, item.reward.turns, strict=True)
+        )
         self.directory.append("turns.jsonl", lines)
+
+    def _turn_line(
+        self, trajectory: Trajectory[Any], turn: Turn, reward: float, step: int, advantages: list[np.ndarray]
+    ) -> dict[str, Any]:
+        """Return a line of turns.jsonl; its advantage is the last: a task that is drawn twice in a step has two."""
+        completion, advantage = turn.completion, advantages.pop().tolist() if advantages else None
+        return _origin(trajectory, step) | {
+            "chunk": turn.chunk,
+            "prompt_ids": list(completion.prompt_ids),
+            "completion_ids": list(completion.completion_ids),
+            "logprobs": np.asarray(completion.logprobs, dtype=np.float32).tolist(),
+            "temperature": completion.temperature or 1.0,
+            "advantage": advantage[0] if advantage and not self.algorithm.credit else advantage,
+            "reward": reward,
+            "ok": all(result.ok for result in turn.results),
+            "weights_step": step if completion.weights_step is None else completion.weights_step,
+        }
 
 
 class UpdateKL:

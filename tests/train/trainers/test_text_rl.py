@@ -16,6 +16,7 @@ from memalpha.errors import CheckpointError, ConfigError, DataError, RewardError
 from memalpha.rewards.environments import MultiObjective
 from memalpha.train.api import train
 from memalpha.train.rollouts.text_tasks import TextTaskSource, build_environment
+from memalpha.train.trainers.directory import RunDirectory
 from memalpha.types import TextTask
 
 
@@ -51,6 +52,13 @@ def test_a_run_writes_what_is_promised(text):
         assert line["trained_tokens_per_second"] == line["tokens"] / line["train_seconds"]
     assert len(turns) == 4 * 3 * 4 and {turn["chunk"] for turn in turns} == {0}
     assert lines(out / "tasks.jsonl")[0]["prompt"].endswith("?")
+
+
+def test_the_turns_of_a_step_are_not_held_in_memory_while_they_are_written(text, monkeypatch):
+    logs, append = {}, RunDirectory.append
+    monkeypatch.setattr(RunDirectory, "append", lambda self, *given: (logs.update([given]), append(self, *given)))
+    run(text(keep_tokens=True, max_steps=1))
+    assert iter(logs["turns.jsonl"]) is logs["turns.jsonl"]
 
 
 def test_a_reward_that_fails_keeps_the_trained_steps(text):
