@@ -128,23 +128,12 @@ def render_card(config: LearnerConfig, state: Values, summary: Values | None = N
     values |= {"base": base, "head": head.to_yaml(), "before": before, "after": after, "held_out": held_out_label}
     values |= {"systems": systems, "difference": difference, "validations": validations, "known": known, "data": data}
     values |= {"is_writer": is_writer, "is_reward_model": is_reward_model, "small_model": SMALL_MODEL}
-    values |= {
-        "model": name or _shorten(config.out),
-        "command": _command(starts[-1].get("command", "") if starts else ""),
-    }
-    values |= {"data_label": _label(data), "rows": _rows(config), "lineage": _lineage(config)}
-    values |= {"tokens": [f"{count:,} {word}" for word, count in sums.items() if count]}
-    values |= {
-        "software": state.get("software") or {},
-        "python": platform.python_version(),
-        "paper": PAPERS.get(method),
-    }
-    values |= {"versions": {package: version(package) for package in _PACKAGES}}
-    values |= {
-        "errors": errors,
-        "worst": max(sorted(set(errors)), key=errors.count, default=""),
-        "answers": len(records),
-    }
+    values |= {"model": name or _shorten(config.out), "data_label": _label(data), "paper": PAPERS.get(method)}
+    values |= {"command": _command(starts[-1].get("command", "") if starts else ""), "rows": _rows(config)}
+    values |= {"tokens": [f"{count:,} {word}" for word, count in sums.items() if count], "lineage": _lineage(config)}
+    values |= {"versions": {package: version(package) for package in _PACKAGES}, "python": platform.python_version()}
+    values |= {"software": state.get("software") or {}, "errors": errors, "answers": len(records)}
+    values |= {"worst": max(sorted(set(errors)), key=errors.count, default="")}
     text = TEMPLATES.get_template("model_card.md.jinja").render(values)
     return _ENDPOINT.sub("http://HOST", text)
 
