@@ -26,6 +26,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 from uuid import uuid4
 
@@ -481,14 +482,14 @@ def flatten_settings(settings: Mapping[str, Any], group: str = "") -> dict[str, 
 
 
 def _hash_source(item: Any) -> str | None:
-    """Return a hash of the source of a user's function, class or object; None if it has none of its own."""
-    item = item.func if isinstance(item, partial) else item
-    item = item if inspect.isroutine(item) or inspect.isclass(item) else type(item)
+    """Return a hash of the source of a user's function, class or object; None without one that can be read."""
+    item = inspect.unwrap(item.func if isinstance(item, partial) else item)
+    item = item if inspect.isfunction(item) or inspect.ismethod(item) or inspect.isclass(item) else type(item)
     if item.__name__ == "<lambda>" or str(item.__module__).startswith("memalpha."):  # a lambda's line holds other code
         return None
     try:
         return sha256(inspect.getsource(item).encode()).hexdigest()[:16]
-    except (OSError, TypeError):
+    except (OSError, TypeError, SyntaxError, TokenError):  # the file may be half edited since it was imported
         return None
 
 

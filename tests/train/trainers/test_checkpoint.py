@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -181,3 +182,25 @@ def test_logged_steps_without_a_checkpoint_are_never_wiped(tmp_path):
     with pytest.raises(CheckpointError, match=r"holds 3 steps in metrics\.jsonl but no checkpoint: restore"):
         directory.check_settings(settings)
     assert read(tmp_path / "metrics.jsonl") == LINES
+
+
+class Decorated:
+    """A function that is an object, as decorators make them: it has no name."""
+
+    def __call__(self, completions):
+        return [0.0] * len(completions)
+
+    def __get__(self, owner, kind=None):
+        return self
+
+
+def test_code_that_is_half_written_or_has_no_name_stops_no_run(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "own_rewards.py"
+    path.write_text("def score():\n    return 1\n\n\nclass Score:\n    pass\n")
+    own = importlib.import_module("own_rewards")
+    path.write_text("def score():\n    return (\n")  # as an editor leaves it while weights are loaded
+    code = {"score": own.score, "Score": own.Score, "decorated": Decorated()}
+    with RunDirectory(tmp_path / "run") as directory:
+        directory.claim(training_config("demo", {"out": tmp_path / "run"}), code=code)
+        assert [name for name, hash in directory.origin["code"].items() if hash] == ["decorated"]
