@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import wraps
 from html import escape
 from itertools import islice
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 
@@ -41,10 +41,9 @@ _CHANCE_WEIGHT = 0.75  # of the root of the chance that a hit answers (`eval/res
 
 
 _USER = "each user has a namespace: store.namespace(USER)"
-_WHERE = "filters on fields and metadata are where={'key': value}"
 _KEYWORDS_ELSEWHERE = {
     **dict.fromkeys(("user_id", "agent_id", "run_id", "session_id", "namespace"), _USER),
-    **dict.fromkeys(("filter", "filters"), _WHERE),
+    **dict.fromkeys(("filter", "filters"), "filters on fields and metadata are where={'key': value}"),
     **dict.fromkeys(("limit", "top_k", "n_results"), "the number of results is k= in search, limit= in list"),
     "threshold": "the lowest score is min_score=",
     "infer": "add keeps a text as it is; MemoryAgent(MODEL, store).read(TEXT) extracts facts",
@@ -58,12 +57,15 @@ def refuse_other_keywords(method: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if names := elsewhere & kwargs.keys():
-            name = min(names)
+        if name := min(elsewhere & kwargs.keys(), default=""):
             raise TypeError(f"{method.__name__}() has no argument {name!r}: {_KEYWORDS_ELSEWHERE[name]}")
         return method(*args, **kwargs)
 
-    return checked
+    @wraps(method)
+    async def awaited(*args: P.args, **kwargs: P.kwargs) -> Any:
+        return await cast(Any, checked(*args, **kwargs))
+
+    return cast(Any, awaited) if inspect.iscoroutinefunction(method) else checked
 
 
 def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -1,5 +1,7 @@
 """Arguments that no caller should pass: a `StoreError` that names them, and a store that is as it was."""
 
+import asyncio
+import inspect
 import os
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -118,3 +120,13 @@ def test_a_keyword_of_other_libraries_names_ours(call: Callable[[Any], object], 
             with pytest.warns(UnknownFieldWarning) as caught:
                 search(where={field: 1})
             assert caught[0].filename == __file__, "the warning names the caller's line"
+
+
+def test_a_coroutine_that_refuses_keywords_stays_one() -> None:
+    with MemoryStore.open(":memory:", embedder="hash") as store:
+        agent = cast(Any, MemoryAgent("add_all", store))
+        assert inspect.iscoroutinefunction(agent.aread) and inspect.iscoroutinefunction(agent.aask)  # as callers ask
+        asyncio.run(agent.aread("Ana lives in Oslo"))
+        assert [entry.content for entry in store.list()] == ["Ana lives in Oslo"]
+        with pytest.raises(TypeError, match=r"^aread\(\) has no argument 'user_id'"):
+            asyncio.run(agent.aread("x", user_id="a"))
