@@ -762,5 +762,5 @@ def load_cross_encoder(name: str) -> Callable[[str, Sequence[str]], list[float]]
     try:
         model = CrossEncoder(name, device="cpu", trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise _unloadable("reranker", name, error, "give a directory or hub name") from error
+        raise _unloadable("reranker", name, error, "give a directory, a hub name or spans") from error
     return lambda query, texts: model.predict([(query, text) for text in texts], show_progress_bar=False).tolist()
