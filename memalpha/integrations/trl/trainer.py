@@ -34,12 +34,13 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from memalpha.arguments import check_count, check_flag, is_finite_number
+from memalpha.arguments import check_count, check_flag
 from memalpha.environments.engine import REFLECTION_PROMPT, RETRY_PROMPT
 from memalpha.errors import CheckpointError, ConfigError
 from memalpha.integrations.trl.attempts import (
@@ -117,8 +118,9 @@ class ERLConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         for name in ("reward_threshold", "internalization_coef", "internalization_threshold"):
-            if not is_finite_number(getattr(self, name)):
-                raise ConfigError(f"{name}: {getattr(self, name)!r} is not a number; give one")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+                raise ConfigError(f"{name}: {value!r} is not a number; give one")
         for name in ("enable_memory", "enable_internalization"):
             check_flag(name, getattr(self, name), error=ConfigError)
         for name in ("memory_size", "memory_top_k"):

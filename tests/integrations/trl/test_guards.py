@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from importlib import metadata
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
@@ -167,6 +169,12 @@ def test_the_settings_of_grpo_keep_their_defaults():
 def test_invalid_settings_are_refused(changes, message):
     with pytest.raises(ConfigError, match=message):
         ERLConfig("unused", bf16=False, **changes)
+
+
+def test_numbers_of_numpy_are_numbers():
+    numbers: dict[str, Any] = {"reward_threshold": np.float32(0.5), "memory_size": np.int64(7)}
+    config = ERLConfig("unused", bf16=False, **numbers)
+    assert (config.reward_threshold, config.memory_size) == (0.5, 7)
 
 
 def test_templates_replace_the_last_user_message():
