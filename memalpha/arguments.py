@@ -28,6 +28,11 @@ def brief_repr(value: object, length: int = 80) -> str:
         return f"of the type {type(value).__name__}"
 
 
+def name_of(value: object) -> str:
+    """Return the name of a function or class; of any other object its type's."""
+    return str(getattr(value, "__name__", type(value).__name__))
+
+
 def counted(count: int, noun: str) -> str:
     """Return a count with its noun, in the plural but for one: "1 task", "1,200 tasks", "2 entries"."""
     if count == 1:

@@ -82,7 +82,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     for module in _MODULES if name in __all__ else ():
-        found = import_module(f"{__name__}.{module}")
-        if hasattr(found, name):
-            return globals().setdefault(name, getattr(found, name))
+        found = vars(import_module(f"{__name__}.{module}"))
+        if name in found:
+            return globals().setdefault(name, found[name])
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -43,7 +43,7 @@ def is_reward_model(path: str | Path) -> bool:
 def check_writes_text(config: Any, name: str | Path) -> None:
     """Raise `PolicyError`, which names the policy, if a configuration is not of a causal language model."""
     kind, reason = config.model_type, ""
-    if getattr(config, "is_encoder_decoder", False):
+    if config.is_encoder_decoder:
         reason = "an encoder-decoder model"
     elif getattr(config, "is_decoder", None) is False and not kind.startswith("gpt_neox"):
         # configurations of decoders lack the key, or set it; GPT-NeoX (Pythia) alone has false and masks all the same

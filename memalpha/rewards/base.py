@@ -27,7 +27,7 @@ from typing import Any, Protocol, SupportsFloat, runtime_checkable
 import numpy as np
 
 from memalpha.agent.parsing import after_thinking
-from memalpha.arguments import brief_repr
+from memalpha.arguments import brief_repr, name_of
 from memalpha.environments.engine import Bounded
 from memalpha.errors import ConfigError, MemalphaError, RewardError
 from memalpha.policy.loop import LoopThread
@@ -162,9 +162,7 @@ def named(function: Any, name: str | None = None, weight: float | None = None) -
         usage = "a reward function is called (prompts, completions, **columns)"
         raise ConfigError(f"reward {function!r} is {problem}; {usage}")
     inner: object = function.func if isinstance(function, partial) else function
-    name = (
-        name or (inner.name if isinstance(inner, _Named) else None) or getattr(inner, "__name__", type(inner).__name__)
-    )
+    name = name or (inner.name if isinstance(inner, _Named) else None) or name_of(inner)
     given: object = function
     columns = given.columns if isinstance(given, _Columned) else None
     needed = parameter_names(function)[0] if columns is None else tuple(columns)

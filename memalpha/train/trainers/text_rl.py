@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from memalpha.arguments import name_of
 from memalpha.config import ERLSettings, TextConfig
 from memalpha.config.common import import_object
 from memalpha.environments.engine import is_single_turn, reflection_messages
@@ -103,7 +104,7 @@ def text_trainer(
         score="accuracy" if scorer.can_succeed else "reward",
         stop_below=config.evaluation.stop_below,
     )
-    names = [getattr(environment, "__name__", type(environment).__name__)]
+    names = [name_of(environment)]
     code = {"environment": environment, "feedback_func": feedback, "algorithm": algorithm}
     if isinstance(environment, TextGeneration):
         names = [f"{part.name} * {part.weight:g}" for part in environment.rewards]
