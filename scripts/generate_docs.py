@@ -42,8 +42,7 @@ THEMES = {
     "chat-templates",
     "Evaluation": "systems-locomo systems-babi systems-synthetic state-suite model-reader poison",
     "Error analysis": "error-analysis error-class-agreement",
-    "Search": "locomo-retrieval retrieval-pools search-by-passage search-roles search-languages search-categories "
-    "static-embedder",
+    "Search": "locomo-retrieval retrieval-pools search-roles search-languages search-categories static-embedder",
     "Store": "store-bench store-app store-calls store-scale store-crash store-model fault-injection store-postgres "
     "postgres-check",
     "Server and machines": "serving-load serving-cost serving-attacks sandbox",
