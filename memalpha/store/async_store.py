@@ -21,7 +21,7 @@ from memalpha.errors import StoreError
 from memalpha.forks import ForkAware
 from memalpha.store.checks.audit import audit as audit_of
 from memalpha.store.state import MemoryState
-from memalpha.store.store import MemoryStore
+from memalpha.store.store import FIXED, MemoryStore
 from memalpha.types import Operation
 
 P = ParamSpec("P")
@@ -77,6 +77,11 @@ class AsyncMemoryStore:
         self._store, self._worker, self._is_scope = store, worker, is_scope
         self.path, self.schema, self.embedder = store.path, store.schema, store.embedder
         self.namespace_name, self.max_content = store.namespace_name, store.max_content
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name[0] != "_" and name in vars(self):
+            raise AttributeError(FIXED.format(name))
+        super().__setattr__(name, value)
 
     @classmethod
     async def open(cls, *args: Any, **kwargs: Any) -> AsyncMemoryStore:

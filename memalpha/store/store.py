@@ -78,6 +78,7 @@ from memalpha.types import Hit, MemoryEntry, Operation
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+FIXED = "{} of an open store stays as it is: open a store with another, or call `namespace(name)`"
 _PAGE = 1000
 _MAX_KNOWN_FIELDS = 1000  # after so many, filters are checked no more
 _SHOWN_ENTRIES = 10  # in a notebook
@@ -196,6 +197,11 @@ class MemoryStore(Memory):
             database.close()
             raise
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in ("path", "schema", "embedder", "namespace_name") and name in vars(self):
+            raise AttributeError(FIXED.format(name))
+        super().__setattr__(name, value)
+
     def close(self) -> None:
         """Close the file or the connections.
 
@@ -235,9 +241,9 @@ class MemoryStore(Memory):
         last, so that every request can have an object of its own.
         """
         scope = copy(self)
-        scope.rows, scope.namespace_name = open_namespace(self.database, name, self.schema), name
-        scope.known_fields = set()
+        scope.rows, scope.known_fields = open_namespace(self.database, name, self.schema), set()
         scope._index, scope._is_scope = self._index_of(name), True
+        vars(scope)["namespace_name"] = name
         return scope
 
     def namespaces(self) -> list[str]:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 from memalpha.agent.agent import MemoryAgent
-from memalpha.errors import DataError, StoreError, UnknownFieldWarning
+from memalpha.errors import DataError, InvalidContent, StoreError, UnknownFieldWarning
+from memalpha.store.async_store import AsyncMemoryStore, _Worker
 from memalpha.store.store import MemoryStore
 from memalpha.tasks.formats.jsonl import save_jsonl
 
@@ -130,3 +132,16 @@ def test_a_coroutine_that_refuses_keywords_stays_one() -> None:
         assert [entry.content for entry in store.list()] == ["Ana lives in Oslo"]
         with pytest.raises(TypeError, match=r"^aread\(\) has no argument 'user_id'"):
             asyncio.run(agent.aread("x", user_id="a"))
+
+
+def test_what_an_open_store_has_recorded_cannot_be_set() -> None:
+    with MemoryStore.open(":memory:", embedder="hash") as store, store.namespace("b") as scope:
+        plain = AsyncMemoryStore(store, _Worker())
+        for memory, name in [*product((store, scope, plain), ("path", "schema", "embedder")), (plain, "max_content")]:
+            with pytest.raises(AttributeError, match=f"{name} of an open store stays as it is: open"):
+                setattr(memory, name, getattr(memory, name))
+        with pytest.raises(AttributeError, match="namespace_name of an open store"):
+            scope.namespace_name = "c"
+        store.max_content = 3
+        with pytest.raises(InvalidContent):
+            store.namespace(scope.namespace_name).insert("semantic", "tea?")
