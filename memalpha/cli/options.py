@@ -8,8 +8,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import chdir
 from pathlib import Path
 from shlex import quote
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -20,6 +22,7 @@ from memalpha.errors import ConfigError, DataError, StoreError
 from memalpha.store.fields import check_timestamp, visible
 from memalpha.tasks.chunking import split_lines
 from memalpha.tasks.formats.chats import count_left_out, load_exports
+from memalpha.tasks.formats.message_tables import find_columns
 from memalpha.tasks.formats.messages import is_message_file, load_messages
 from memalpha.text_files import decode_text
 from memalpha.text_files import read_text as read_text_file
@@ -228,11 +231,13 @@ def resolve_position(text: str | None, memory: MemoryStore, option: str = "--as-
 
 def read_text(file: Path) -> str:
     """Return the text of a file, or of stdin for `-`."""
-    if str(file) != "-":
-        return read_text_file(file)
+    return decode_text(_read_stdin(), "stdin").replace("\r\n", "\n") if str(file) == "-" else read_text_file(file)
+
+
+def _read_stdin() -> bytes:
     if sys.stdin is None:
         raise DataError("stdin: closed: pipe a text into the command, or name a file")
-    return decode_text(sys.stdin.buffer.read(), "stdin").replace("\r\n", "\n")
+    return sys.stdin.buffer.read()
 
 
 _CLOCK = re.compile(r"\b\d{1,2}:\d{2}\b")
@@ -243,8 +248,8 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
 
     Args:
         file: A text, a task file (`.jsonl`, `.json`, `.csv`), chat messages (a message a line in `.jsonl`, a list in
-            `.json`), an export (`tasks.formats.chats`: chats, mails, transcripts, tables of messages), or `-` for a
-            text on stdin, which may be an export.
+            `.json`), an export (`tasks.formats.chats`: chats, mails, transcripts, tables of messages), or `-` for one
+            of them on stdin.
         timestamp: ISO date of the text, or of messages and chunks without one.
         size: Maximum characters of a chunk of a text or of messages.
         exact_times: A chunk of messages or of an exported chat holds those of one timestamp.
@@ -255,15 +260,22 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     from memalpha.tasks.load import holds_tasks, load_tasks
 
     check_timestamp(timestamp)
+    if str(file) == "-":
+        with TemporaryDirectory() as folder, chdir(folder):
+            file = Path("stdin")
+            file.write_bytes(_read_stdin())
+            kinds = {".csv": find_columns, ".json": is_message_file, ".jsonl": is_message_file, "": Path.is_file}
+            for suffix, is_kind in kinds.items():
+                if is_kind(file := file.rename(f"stdin{suffix}")):
+                    return read_chunks(file, timestamp, size, exact_times=exact_times)
     if file.is_dir():
         raise DataError(
             f"{file}: is a folder: name one file at a time; memalpha data prepare {quote(str(file))} chats.jsonl makes "
             "one file of exported chats, which memalpha read --namespaces task reads"
         )
     suffix, tasks = file.suffix.lower(), None
-    text, name = (read_text(file), Path("stdin")) if str(file) == "-" else (None, file)
     if suffix not in (".jsonl", ".ndjson"):
-        tasks = load_exports(name, size=size, exact_times=exact_times, text=text)
+        tasks = load_exports(file, size=size, exact_times=exact_times)
     if tasks is None and suffix in (".json", ".jsonl") and is_message_file(file):
         return load_messages(file, timestamp=timestamp, size=size, exact_times=exact_times)
     if tasks is None and suffix in (".json", ".jsonl", ".ndjson", ".csv", ".tsv") and holds_tasks(file):
@@ -278,7 +290,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
             print_note(f"{file}: left out {left_out}")
         chunks = [chunk for task in tasks for chunk in task.chunks]
         return [chunk.model_copy(update={"timestamp": chunk.timestamp or timestamp}) for chunk in chunks]
-    texts = split_lines(read_text(file) if text is None else text, size)
+    texts = split_lines(read_text_file(file), size)
     if not texts:
         raise DataError(f"{file} is empty: there is nothing to read")
     lines = [line for text in texts for line in text.splitlines() if line.strip()]

@@ -139,7 +139,15 @@ def test_a_file_of_no_known_kind_is_said_to_be_read_as_plain_text(memalpha, tmp_
             [("Ana", "I moved."), ("Bo", "To\nwhere?")],
         ),
         ('[{"type": "message", "ts": "1.0", "text": "Hi", "user_profile": {"name": "ana"}}]', [("ana", "Hi")]),
+        ("From: Ana <a@b.c>\nDate: Fri, 3 May 2024 14:31:00 +0000\nMIME-Version: 1.0\n\nHi", [("Ana", "Hi")]),
+        ("time;sender;message\n2024-05-03 14:31;Ana;Hi", [("Ana", "Hi")]),
+        ('[\n{"role": "user", "content": "Hi"}]', [("user", "Hi")]),
+        (
+            '{"role": "user", "content": "Hi"}\n{"role": "assistant", "content": "Yo"}',
+            [("user", "Hi"), ("assistant", "Yo")],
+        ),
         ("Ana: I moved.\n", []),
+        ("From: Ana, text me\n", []),
         ('{"a": 1}', []),
     ],
 )

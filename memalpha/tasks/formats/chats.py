@@ -172,16 +172,15 @@ def _visible_files(path: Path) -> list[Path]:
 
 
 def load_exports(
-    path: Path, *, dates: str | None = None, size: int = CHUNK, exact_times: bool = False, text: str | None = None
+    path: Path, *, dates: str | None = None, size: int = CHUNK, exact_times: bool = False
 ) -> list[Task] | None:
     """Return the conversations with words that an app exported; None for a file of another kind.
 
     Args:
-        path: The file, or the name of `text` in messages.
+        path: The file.
         dates: Order of the dates of a text.
         size: Most characters of a chunk.
         exact_times: A chunk holds the utterances of one timestamp, not of a day.
-        text: Text to read in the place of the file; that of a mail or a table is not known as one.
 
     Raises:
         DataError: It is such a file and cannot be read, or an archive of such files; the error names file, and line or
@@ -195,14 +194,14 @@ def load_exports(
         return pack([ExportedConversation.of_file(path, source, utterances, left_out)])
 
     left_out = Counter[str]()
-    if text is None and not path.is_file():
+    if not path.is_file():
         return None
     if path.suffix.lower() in (".csv", ".tsv"):
         columns = find_columns(path)
         return pack(read_table(path, columns, dates)) if columns else None
-    if text is None and is_mail(path):
+    if is_mail(path):
         return pack_one("mail", read_mails(path, left_out))
-    text = read_text(path) if text is None else text
+    text = read_text(path)
     if (words := read_subtitles(text)) is not None:
         return [_pack_words(words, path, size)]
     if chat := read_day_text(text, path, dates, left_out):
