@@ -32,7 +32,7 @@ import numpy as np
 from memalpha.agent.prompts import letter_choices
 from memalpha.errors import DataError, required_packages
 from memalpha.qa.scoring.stats import mean
-from memalpha.store.values import is_same
+from memalpha.store.values import contains, is_same
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
@@ -256,7 +256,14 @@ _LEADING = re.compile(
     rf"(?!{_WRONG}|(?:or|and|not?|(?:does|is|was)nt)\b|[(\[]?[a-z](?:[)\].,;:。、都和或]|\s*$|\s+(?:or|and)\b))"
 )
 """A letter that begins a reply, before its reason: "B. Because he said so"."""
-_LABELS = re.compile("(?<![a-z])([a-z]) ?[):]")
+_LABELS = re.compile(
+    r"(?<![a-z])([a-z]) ?[):]|(?:\b(?:maybe|perhaps|possibly) |也[许許]|可能是|たぶん|아마 ?)\(?([a-z])\b(?! \w)"
+)
+_DENIED = re.compile(
+    r"\b(?:not?|none|nor|never|neither|nothing|cannot|if|whether|instead|unclear|unsure|nicht|keine?n?|pas|aucune?)\b"
+    r"|n['\u2019]t\b|[?不没沒無无]|ない|ません|아니|않|없"
+)
+"""Words with which a sentence may name an option that it does not choose."""
 _WITH_TEXT = re.compile(
     rf"^\W*{_PREFIX}?([a-z])(\s?[.):、。\u2013\u2014-])?(?:\s+(?=\S)|(?=[^\x00-\x7f]|\())(.*)", re.MULTILINE
 )
@@ -270,7 +277,8 @@ def choice_score(
     The text after the last `<final_answer>` counts. Of these forms the first that the reply has is read: an option's
     text, `\\boxed{}`, the last sentence that says which is the answer ("The answer is c because ..."), a line of the
     letter alone ("c", "Answer: c.") or before the text of its option ("C. Read a novel"), or the reply's first before a
-    reason ("C. Because ..."), brackets, bold. An article is none, nor is a letter that is denied.
+    reason ("C. Because ..."), brackets, bold, the text of one option alone in a sentence that denies nothing. An
+    article is none, nor is a letter that is denied.
 
     Args:
         prediction: Reply of the reader.
@@ -309,7 +317,7 @@ def choice_score(
     read = [(name, rest.removeprefix(texts[name])) for name, rest in read if rest.startswith(texts[name])]
     with_text = {name for name, rest in read if not re.match(_WRONG, rest)}
     separated = {letter for letter, mark, _ in lines if mark}
-    labels = separated | {*_LABELS.findall(plain)}
+    labels = separated | {"".join(groups) for groups in _LABELS.findall(plain)}
     if options and (first := _LEADING.match(plain)) and {first[1]} | labels <= {first[1]} & options.keys():
         rest = normalize_text(plain[first.end() :])
         if rest and not rest.startswith(tuple(texts.values())):
@@ -322,6 +330,8 @@ def choice_score(
         letters = separated
     elif not letters and options and not separated:
         letters = {name for name, option in options.items() if is_same(option, text)}
+        inside = [] if letters or _DENIED.search(lowered) else [n for n in options if contains(text, options[n])]
+        letters |= {n for n in inside if all(contains(options[n], options[other]) for other in inside)}
     return float(letters == {gold_letter})
 
 

@@ -231,6 +231,20 @@ def test_the_text_of_an_option_names_it():
             assert scores == [1.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [("I think it was Paris.", "a"), ("It was Paris, Texas, as she said.", "b"), ("They met 3 weeks ago", "c"),
+     ("Sie wohnt jetzt in Rom", "d"), ("他住在杭州。", "e"), ("Yes, she did", "f"), ("Paris or Rom", ""),
+     ("It was not Paris", ""), ("It isn't Paris.", ""), ("I'm unsure whether it was Paris", ""), ("Paris? No.", ""),
+     ("他不住在杭州", ""), ("She is a Parisian", ""), ("B. I thought of Rom first", "b"),
+     ("A. I'm not sure, maybe B.", ""), ("A. Or perhaps B, though", ""), ("A。也许B。", ""),
+     ("B. He said maybe a walk", "b"), ("B. Because A is wrong", "b"), ("B. She said so, perhaps B", "b")],
+)  # fmt: skip
+def test_a_sentence_that_names_one_option_alone_chooses_it(text, letters):
+    options = ["Paris", "Paris, Texas", "3", "Rom", "杭州", "Yes"]
+    assert "".join(letter for letter in "abcdef" if official.choice_score(text, letter, options=options)) == letters
+
+
 def test_initials_of_a_name_are_no_letter():
     names = ["A. Smith", "B. Jones", "I. Newton", "A. Einstein"]
     for gold, letter in (("I. Newton", "c"), ("A. Einstein", "d")):
