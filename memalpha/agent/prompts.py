@@ -214,10 +214,10 @@ def letter_choices(choices: Any) -> dict[str, str]:
     return bare if all(bare[letter] != text for letter, text in by_letter.items()) else by_letter
 
 
-def question_with_choices(question: Question) -> str:
+def question_with_choices(question: Question, *, dated: bool = True) -> str:
     """Format a question for a language model, with its date and lettered choices."""
     date, choices = question.meta.get("date"), letter_choices(question.meta.get("choices") or {})
-    day = f"(asked on {date}) " if date else ""
+    day = f"(asked on {date}) " if date and dated else ""
     return "\n".join([f"{day}{question.question}", *(f"({letter}) {text}" for letter, text in choices.items())])
 
 

@@ -45,6 +45,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from memalpha.agent.parsing import after_thinking
+from memalpha.agent.prompts import question_with_choices
 from memalpha.agent.tools import format_validation_error
 from memalpha.arguments import brief_repr, is_finite_number, unique_keys
 from memalpha.config import JudgeConfig, RewardConfig
@@ -80,7 +81,7 @@ class Item:
     """Answer to judge.
 
     Attributes:
-        question: Text of the question.
+        question: Text of the question, with its choices.
         gold: Accepted answers, any of which is right; empty where the right answer is to abstain.
         prediction: Answer to judge.
         category: Category of the question.
@@ -167,9 +168,8 @@ def item_of(question: Question, prediction: str) -> Item:
         raise DataError(f"question {question.id!r}: no judge knows benchmark {name!r}; use {', '.join(BENCHMARKS)}")
     refused, date = str(meta.get("refused", "")), str(meta.get("date") or "")
     rubric, keypoints = (tuple(map(str, meta.get(field, ()))) for field in ("rubric", "keypoints"))
-    return Item(
-        question.question, question.answers, prediction, question.category, name, refused, rubric, keypoints, date
-    )
+    text, category = question_with_choices(question, dated=False), question.category
+    return Item(text, question.answers, prediction, category, name, refused, rubric, keypoints, date)
 
 
 def prompts_of(item: Item | Write | Statement) -> list[JudgePrompt]:

@@ -140,6 +140,13 @@ def test_a_question_shows_what_benchmark_it_is_of():
         of(meta={"benchmark": "other"})
 
 
+def test_a_judge_sees_the_options_that_the_reader_saw():
+    meta = {"metric": "judge", "choices": ["Oslo", "Rome"], "date": "2024-05-01"}
+    item = judging.item_of(Question(id="q", question="Where?", answers=("Rome",), meta=meta), "B")
+    [prompt] = judging.prompts_of(item)
+    assert "Where?\n(a) Oslo\n(b) Rome" in prompt.prompt and prompt.prompt.count("2024-05-01") == 1
+
+
 # ---------------------------------------------------------------------------------------------------------- votes
 
 
