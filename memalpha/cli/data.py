@@ -32,8 +32,8 @@ from memalpha.tasks.load import check_outputs, load_tasks, save_tasks
 from memalpha.text_files import lock_file
 
 if TYPE_CHECKING:
+    from memalpha.qa.verify import DataCheck
     from memalpha.tasks.dataset_info import DataSet
-    from memalpha.tasks.verify import DataCheck
 
 FEW_TASKS = 5
 """Fewer than these are too few to train on, a fifth of them held out (`train.rollouts.memory_tasks`)."""
@@ -138,7 +138,7 @@ def check(name: Name, overrides: DataOptions = None) -> Result:
     Raises:
         DataError: The set is unknown, or its files are missing.
     """
-    from memalpha.tasks.verify import check_data_set as check_data
+    from memalpha.qa.verify import check_data_set as check_data
 
     with show_status(f"checking {name}"):
         result = check_data(name, **_load_options(_parse_options(overrides)))

@@ -87,6 +87,26 @@ def test_check_names_conversations_whose_days_run_backwards(data, tmp_path):
     assert "dates      run backwards in 1 task (b)" in data("check", tmp_path / "tasks.jsonl")[1]
 
 
+@pytest.mark.parametrize(
+    ("answer", "choices", "problem"),
+    [
+        ("Rome", ["Oslo", "Rome"], None),
+        ("b", {"A": "Oslo", "B": "Rome"}, None),
+        ("C", ["C", "C++", "C#"], None),
+        ("Bern", ["Oslo", "Rome"], "'Bern', not a letter"),
+        ("a", ["Oslo", "oslo ", "Rome"], "choices: two or more different texts are needed"),
+        ("a", ["Oslo"], "choices: two or more different texts are needed"),
+        ("1", {"1": "Oslo", "2": "Rome"}, "'1' is no letter"),
+        ("a", "Oslo, Rome", "texts by letter or a list"),
+    ],
+)
+def test_check_names_choices_that_nobody_can_choose_among(data, tmp_path, answer, choices, problem):
+    question = {"id": "q", "question": "Where?", "answers": [answer], "meta": {"metric": "choice", "choices": choices}}
+    (tmp_path / "t.jsonl").write_text(json.dumps({"id": "t", "chunks": [{"text": "x"}], "questions": [question]}))
+    code, out, _ = data("check", tmp_path / "t.jsonl")
+    assert code == (problem is not None) and (problem or "sound") in out and ("questions[0].meta.cho" in out) == code
+
+
 def test_prepare_says_how_many_tasks_are_held_out(data, tmp_path):
     words = ["prepare", "babi", tmp_path / "train.jsonl", "limit=5", "chunk_tokens=20"]
     code, out, _ = data(*words, "--held-out", tmp_path / "held-out.jsonl")

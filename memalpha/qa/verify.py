@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from memalpha.agent.prompts import letter_choices
 from memalpha.errors import DataError
+from memalpha.qa.scoring.official import choice_score
 from memalpha.tasks.catalog import (
     MODULES,
     get_data_set,
@@ -24,7 +26,7 @@ from memalpha.tasks.formats.chats import count_left_out
 from memalpha.tasks.formats.files import check_selection, compute_sha256
 from memalpha.tasks.formats.jsonl import find_problems
 from memalpha.tasks.load import load_tasks
-from memalpha.types import Task, is_iso_time, parse_iso_time
+from memalpha.types import Question, Task, is_iso_time, parse_iso_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,13 @@ def check_data_set(
     """
     if name not in MODULES:
         tasks = load_tasks(name, data=data, variant=variant, chunk_tokens=chunk_tokens, **options)
-        return _build_report(name, None, (), tasks, [], ())
+        choices = [
+            f"task {task.id!r}: questions[{number}].meta.{problem}"
+            for task in tasks
+            for number, question in enumerate(task.questions)
+            if (problem := _find_choice_problem(question))
+        ]
+        return _build_report(name, None, (), tasks, choices, ())
     check_selection(0, data, options.get("limit"), chunk_tokens)
     dataset = get_data_set(name)
     variant, options = resolve_variant(dataset, variant), validate_options(name, options)
@@ -126,6 +134,20 @@ def check_data_set(
     if chunk_tokens is not None:
         tasks = [rechunk(task, chunk_tokens) for task in tasks]
     return _build_report(name, variant, files, tasks, mismatches, faults)
+
+
+def _find_choice_problem(question: Question) -> str | None:
+    """Return why no reader could choose among a question's choices, or no scorer tell the right one."""
+    options, is_choice = question.meta.get("choices"), question.meta.get("metric") == "choice"
+    try:
+        texts = [text.strip().casefold() for text in letter_choices(options or {}).values()]
+        for answer in question.answers * is_choice:
+            choice_score("", answer, options=options)
+    except DataError as error:
+        return str(error)
+    if options is not None and len({*texts}) < max(2, len(texts)):
+        return "choices: two or more different texts are needed"
+    return None
 
 
 def counts(tasks: Sequence[Task]) -> dict[str, int]:
