@@ -212,7 +212,8 @@ def _unescape(line: str) -> str:
 
 
 def _read_lines(path: str | Path) -> list[str]:
-    texts = read_text(Path(path), keep_line_ends=True).split("\n")
+    text = read_text(Path(path), keep_line_ends=True)
+    texts = text.split("\n" if "\n" in text else "\r")  # of an old Mac
     if any(text.endswith("\r") and _STRUCTURE.match(text) for text in texts):  # of an editor, not of the content
         return [text.removesuffix("\r") for text in texts]
     return texts

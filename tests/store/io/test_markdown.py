@@ -107,6 +107,8 @@ def test_line_ends_of_two_editors_are_no_content(tmp_path: Path, kept: str) -> N
         lines = path.read_bytes().split(b"\n")
         path.write_bytes(b"\n".join(line if kept.encode() in line else line + b"\r" for line in lines[:-1]) + b"\n")
         assert import_markdown(store, path) == 0 and b"\r\n" in path.read_bytes()
+        path.write_bytes(b"\r".join(lines).replace(b"two", b"three"))  # of an old Mac
+        assert import_markdown(store, path) == 1 and store.list()[0].content == "Ana's list:\n  one\n\nthree"
 
 
 @pytest.mark.parametrize(
