@@ -74,6 +74,19 @@ def _count(count_tokens: Callable[[str], int], text: str) -> int:
     return count
 
 
+def load_functions(config: RewardConfig) -> list[tuple[MemoryFunction, Callable[..., Any]]]:
+    """Import the functions of `reward.functions`. Raises `ConfigError` for a name that leads to no function."""
+    functions: list[tuple[MemoryFunction, Callable[..., Any]]] = []
+    for part in config.functions:
+        function = import_object(part.function, f"reward.functions.{part.name}")
+        if inspect.isclass(function) or not callable(function):
+            raise ConfigError(
+                f"reward.functions.{part.name}: {part.function!r} is no function (trajectory, records) -> float"
+            )
+        functions.append((part, function))
+    return functions
+
+
 class MemoryReward:
     """Reward of memory-writing rollouts by one preset.
 
@@ -85,7 +98,7 @@ class MemoryReward:
 
     Raises:
         PolicyError: The judge or the reward model cannot be loaded.
-        ConfigError: A function of `reward.functions` cannot be found.
+        ConfigError: See `load_functions`.
     """
 
     def __init__(self, config: RewardConfig, count_tokens: Callable[[str], int]) -> None:
@@ -94,14 +107,7 @@ class MemoryReward:
         self.judge = load_judge(config.judge) if config.judge is not None else None
         model = config.model
         self.model = load_reward_model(model.path, device=model.device) if model is not None else None
-        self.functions: list[tuple[MemoryFunction, Callable[..., Any]]] = []
-        for part in config.functions:
-            function = import_object(part.function, f"reward.functions.{part.name}")
-            if inspect.isclass(function) or not callable(function):
-                raise ConfigError(
-                    f"reward.functions.{part.name}: {part.function!r} is no function (trajectory, records) -> float"
-                )
-            self.functions.append((part, function))
+        self.functions = load_functions(config)
 
     def score_by_model(self, groups: Sequence[TrajectoryGroup]) -> dict[int, float]:
         """Score the final memories by the reward model in one batch; {} without a reward model.

@@ -15,22 +15,28 @@ from memalpha.train.algorithms.rloo import RLOO
 ALGORITHMS: dict[str, type[Algorithm]] = {"grpo": GRPO, "rloo": RLOO, "ppo": PPO, "dpo": DPO, "erl": ERL}
 
 
+def find_algorithm(name: str) -> type[Algorithm]:
+    """Return the class of a shipped algorithm, or of `package.module:Class`.
+
+    Raises `ConfigError` if the name leads to nothing, or to no concrete subclass of `Algorithm`.
+    """
+    kind = ALGORITHMS[name] if name in ALGORITHMS else import_object(name, "algorithm")
+    if not (inspect.isclass(kind) and issubclass(kind, Algorithm)) or inspect.isabstract(kind):
+        raise ConfigError(
+            f"algorithm: {name!r} is no subclass of memalpha.train.algorithms.Algorithm with an annotate method"
+        )
+    return kind
+
+
 def build_algorithm(config: ReinforcementConfig) -> Algorithm:
-    """Build the algorithm that `config.algorithm` names: a shipped one, or `package.module:Class`.
+    """Build the algorithm that `config.algorithm` names.
 
     Raises:
-        ConfigError: The name leads to nothing, or to no concrete subclass of `Algorithm`.
+        ConfigError: See `find_algorithm`.
         TrainingError: The constructor of a user's class raised, did not call that of `Algorithm`, or made a state that
             is not JSON.
     """
-    if config.algorithm in ALGORITHMS:
-        return ALGORITHMS[config.algorithm](config)
-    kind = import_object(config.algorithm, "algorithm")
-    if not (inspect.isclass(kind) and issubclass(kind, Algorithm)) or inspect.isabstract(kind):
-        raise ConfigError(
-            f"algorithm: {config.algorithm!r} is no subclass of memalpha.train.algorithms.Algorithm with an annotate "
-            "method"
-        )
+    kind = find_algorithm(config.algorithm)
     with name_algorithm_errors(config):
         algorithm = kind(config)
     if not vars(algorithm).keys() >= {"config", "state"}:

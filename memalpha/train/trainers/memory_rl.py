@@ -15,7 +15,7 @@ from memalpha.environments.engine import RolloutEngine
 from memalpha.environments.memory_writing import memory_engine
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import Evaluator, MemoryScorer, evidence_accuracy
-from memalpha.qa.memory_reward import MemoryReward
+from memalpha.qa.memory_reward import MemoryReward, load_functions
 from memalpha.qa.reader import check_reader_answers
 from memalpha.qa.report import Record, Report, summarize
 from memalpha.train.algorithms import build_algorithm
@@ -56,6 +56,7 @@ def memory_trainer(config: TrainConfig, directory: RunDirectory) -> Trainer:
     curriculum = config.sampling.curriculum
     tasks = source if curriculum is None else Curriculum(curriculum, source)
     display = Display(quiet=not directory.world.is_main)
+    load_functions(config.reward)  # so that a wrong name is said before the weights are loaded
     config, start, policies, writing = load_writer(config, display)
     policy, embedder = start.policy, writing.embedder
     rewards = MemoryReward(config.reward.kept_in(config.out), policy.count_tokens)

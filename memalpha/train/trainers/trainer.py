@@ -51,6 +51,7 @@ from memalpha.policy.load import absolute_policy_name, load_policy
 from memalpha.policy.model_files import weights_fingerprint
 from memalpha.policy.transformers import TransformersPolicy
 from memalpha.text_files import write_bytes, write_json
+from memalpha.train.algorithms import find_algorithm
 from memalpha.train.learner.distributed import SINGLE_PROCESS, World
 from memalpha.train.learner.engine import BaseEngine, Engine
 from memalpha.train.learner.lora import add_lora, add_tokens
@@ -140,8 +141,11 @@ def load_with_defaults(config: C, display: Display) -> tuple[C, RunStart]:
         display: Shows the learning rate if the settings name none, and settings that suit small models only.
 
     Raises:
+        ConfigError: The settings name an algorithm that is none.
         PolicyError: The policy has no weights.
     """
+    if isinstance(config, ReinforcementConfig):
+        find_algorithm(config.algorithm)
     display.log(f"loading {config.policy}")
     start = load_start(config)
     parameters, settled = start.policy.parameters, config.with_learning_rate(start.policy.parameters)

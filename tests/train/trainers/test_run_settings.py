@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from hub_layouts import use_as_hub_cache, write_memalpha_split
-from run_kinds import small_config
+from run_kinds import python_inputs, small_config
 
 from memalpha.agent.prompts import writer_messages
-from memalpha.config import SFTConfig, TrainConfig, WorldConfig, shipped_configs, training_config
+from memalpha.config import SFTConfig, TextConfig, TrainConfig, WorldConfig, shipped_configs, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, PolicyError
 from memalpha.policy.load import load_policy
 from memalpha.policy.transformers import TransformersPolicy
@@ -58,6 +58,21 @@ def test_refusals(small, tmp_path):
 def test_the_agents_files_and_tools_are_checked_before_weights_are_loaded(kind, agent, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         train(small_config(kind, tmp_path / "no-weights", tmp_path, agent=agent))
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "message"),
+    [
+        (TrainConfig, {"algorithm": "none:X"}, "algorithm: 'none:X' cannot be found"),
+        (TextConfig, {"algorithm": "json:loads"}, "algorithm: 'json:loads' is no subclass"),
+        (TrainConfig, {"reward": {"functions": [{"name": "x", "function": "none:X"}]}}, "reward.functions.x: 'none:X'"),
+        (TextConfig, {"max_turns": 3}, "max_turns: has no effect without an environment"),
+    ],
+)
+def test_names_of_code_are_checked_before_weights_are_loaded(kind, fields, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        config = small_config(kind, tmp_path / "no-weights", tmp_path, **fields)
+        train(config, **python_inputs(config))
 
 
 @pytest.mark.parametrize("name", ["before", "append_only", "example"])
