@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from memalpha.config.common import ONE_IS_A_LIST, Config, refuse_together
 from memalpha.config.groups import (
@@ -43,6 +43,7 @@ LORA_FACTOR = 10.0
 
 Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
 """Trackers that accelerate has a class of, by the names of their packages."""
+_NONE_OF_TRL = BeforeValidator(lambda value: () if value == "none" else value)
 
 
 def default_learning_rate(parameters: int, *, lora: bool = False, supervised: bool = False) -> float:
@@ -102,7 +103,7 @@ class LearnerConfig(Config):
     compute: ComputeConfig = ComputeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
-    report_to: Annotated[tuple[Tracker, ...], ONE_IS_A_LIST] = Field(
+    report_to: Annotated[tuple[Tracker, ...], ONE_IS_A_LIST, _NONE_OF_TRL] = Field(
         default=(),
         description="send each step's metrics there, beside metrics.jsonl, and four rollouts where a table can be "
         "shown: one name, or a list",

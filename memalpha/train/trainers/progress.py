@@ -181,10 +181,19 @@ class Callbacks:
         """Call an event of every callback.
 
         Raises:
-            ConfigError: A callback asks for a validation, which the settings decide.
+            ConfigError: A callback asks for a validation, which the settings decide, or reads another trainer's
+                settings.
         """
         for callback in self.callbacks:
-            getattr(callback, event)(self.args, self.state, self.control, **self.shared, **values)
+            try:
+                getattr(callback, event)(self.args, self.state, self.control, **self.shared, **values)
+            except AttributeError as error:
+                if error.obj is not self.args:
+                    raise
+                raise ConfigError(
+                    f"callbacks: {type(callback).__name__} reads args.{error.name}, which memalpha's settings lack: "
+                    "write a TrainerCallback of your own (to stop, set control.should_training_stop in on_evaluate)"
+                ) from error
         if self.control.should_evaluate:
             raise ConfigError("callbacks: should_evaluate has no effect; evaluation.eval_steps says when to validate")
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from transformers import EarlyStoppingCallback, TrainerCallback
 
 from memalpha.errors import ConfigError, TrainingError
 from memalpha.train.api import train
@@ -101,6 +101,8 @@ def test_what_is_no_callback_is_refused_before_anything_starts(small, tmp_path):
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=r"evaluation\.eval_steps says when"):
         train(small(max_steps=1), callbacks=[Asking])
+    with pytest.raises(ConfigError, match=r"EarlyStoppingCallback reads args\.load_best_model_at_end, which"):
+        train(small(report_to="none", max_steps=1), callbacks=EarlyStoppingCallback())
 
 
 @pytest.mark.parametrize(
