@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
+from json.encoder import c_make_encoder, encode_basestring_ascii  # pyright: ignore[reportAttributeAccessIssue]
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -146,9 +147,7 @@ def columns(types: dict[str, str], *, in_log: bool, names: tuple[str, ...] = NAM
 
 def sql_default(field: Field) -> str:
     """Return the default of a field as an SQL constant."""
-    if field.default is None:
-        return "NULL"
-    return "'{}'" if field.kind == "json" else repr(field.default)
+    return "NULL" if field.default is None else "'{}'" if field.kind == "json" else repr(field.default)
 
 
 def new_defaults() -> dict[str, Any]:
@@ -229,20 +228,27 @@ def make_ids(
     Raises:
         StoreError: No free id was found.
     """
-    candidates = [
-        (content, *_id_parts(content, number, has_erasure=has_erasure))
-        for number, content in enumerate(contents, position)
-    ]
+    candidates = []
+    for number, content in enumerate(contents, position):
+        suffix = hashlib.blake2b(f"{number}\0{content}".encode()).digest().translate(_CHARACTERS).decode()
+        stem, shortest = id_topic(content) + "#", 1
+        if has_erasure:
+            code = _ALPHABET[number & 31]
+            while number := number >> 5:
+                code = _ALPHABET[number & 31] + code
+            stem, shortest = f"{stem}{code}.", 2
+        candidates.append((content, stem, suffix, shortest))
     free: set[str] = set()
     used: set[str] = set()
     while True:
         ids: dict[str, None] = {}
         for content, stem, suffix, shortest in candidates:
-            lengths = range(shortest, len(suffix) + 1)
-            id = next((id for length in lengths if (id := stem + suffix[:length]) not in used and id not in ids), None)
-            if id is None:
+            for length in range(shortest, len(suffix) + 1):
+                if (id := stem + suffix[:length]) not in used and id not in ids:
+                    ids[id] = None
+                    break
+            else:
                 raise StoreError(f"no free id for {content!r:.80} after position {position}")
-            ids[id] = None
         unknown = [id for id in ids if id not in free]
         newly_used = used_ids(unknown)
         if not newly_used:
@@ -260,16 +266,6 @@ def id_topic(content: str) -> str:
         match = _TWO_WORDS.match(text)
         words = [word for word in match.groups() if word] if match else []
     return "-".join(words)[:24].strip("-") or "m"
-
-
-def _id_parts(content: str, position: int, *, has_erasure: bool) -> tuple[str, str, int]:
-    """Return the stem and the suffix of an id, and the shortest length of the suffix."""
-    topic = id_topic(content)
-    suffix = hashlib.blake2b(f"{position}\0{content}".encode()).digest().translate(_CHARACTERS).decode()
-    code = _ALPHABET[position & 31]
-    while position := position >> 5:
-        code = _ALPHABET[position & 31] + code
-    return (f"{topic}#{code}.", suffix, 2) if has_erasure else (topic + "#", suffix, 1)
 
 
 def clean_content(value: object) -> str:
@@ -346,10 +342,7 @@ def clean_core_text(schema: MemorySchema, value: object) -> str:
 
 def validate_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the optional operation fields that are not None, in stored form. Raises `InvalidContent`."""
-    names = FIELD_CHECKS.keys() & fields.keys()
-    if len(names) > 1:  # the order of the checks is that of the messages
-        names = [name for name in FIELD_CHECKS if name in names]
-    return {name: FIELD_CHECKS[name](name, fields[name]) for name in names if fields[name] is not None}
+    return {name: check(name, value) for name, check in FIELD_CHECKS.items() if (value := fields.get(name)) is not None}
 
 
 def is_text(value: object) -> bool:
@@ -552,6 +545,8 @@ _OPERATION_COLUMN_TYPES: dict[str, tuple[type, ...]] = {
 _NUMBERS = [number for number, name in enumerate(_VERSION_COLUMN_TYPES) if float in _VERSION_COLUMN_TYPES[name]]
 _BEFORE = 4  # columns of a log row before those of its operation
 _SCAN = json.JSONDecoder().scan_once  # pyright: ignore[reportAttributeAccessIssue]
+# All that `json.dumps` does of what `_check_metadata` returned, in a third of its time.
+_ENCODE = c_make_encoder(None, None, encode_basestring_ascii, None, ": ", ", ", False, False, True)
 _sound_types: set[tuple[type, ...]] = set()  # types of rows that were checked, so that a check is one look-up
 
 
@@ -596,7 +591,7 @@ def version_row(entry: MemoryEntry, created: int) -> tuple[Any, ...]:
 def row_values(values: Sequence[Any]) -> tuple[Any, ...]:
     """Return the values of `ENTRY_NAMES` as those of the columns `ENTRY_COLUMNS`."""
     metadata = values[METADATA]
-    encoded = json.dumps(metadata) if metadata else None if metadata is None else "{}"
+    encoded = "".join(_ENCODE(metadata, 0)) if metadata else None if metadata is None else "{}"
     return (*values[:METADATA], encoded, *values[METADATA + 1 :])
 
 

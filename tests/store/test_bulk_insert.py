@@ -1,6 +1,5 @@
 """Bulk inserts equal single inserts, all or none."""
 
-import json
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from stores import new
 
 import memalpha.store.backends.namespace
 from memalpha.errors import DuplicateContent, InvalidContent, StoreError, UnknownCategory
+from memalpha.store import fields
 from memalpha.store.embedding import HashEmbedder
 from memalpha.store.memory import Memory
 from memalpha.store.state import MemoryState
@@ -155,8 +155,8 @@ def test_a_batch_asks_the_database_a_few_times() -> None:
 
 def test_metadata_of_a_batch_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[object] = []
-    dumps = json.dumps
-    monkeypatch.setattr(json, "dumps", lambda value, **options: encoded.append(value) or dumps(value, **options))
+    encode = fields._ENCODE
+    monkeypatch.setattr(fields, "_ENCODE", lambda value, level: encoded.append(value) or encode(value, level))
     for size in (20, 80):
         store = new()
         encoded.clear()
