@@ -167,6 +167,20 @@ def test_metadata_of_a_batch_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.sqlite
+def test_a_batch_binds_no_column_that_no_fact_fills() -> None:
+    store, statements = new(), list[str]()
+    store.database.connection.set_trace_callback(statements.append)
+    store.insert_many([{"category": "semantic", "content": text, "metadata": {"n": 1}} for text in ("pet: cat", "x")])
+    rows = [statement for statement in statements if statement.startswith("INSERT INTO")]
+    assert len(rows) == 1 + 2 * 3, rows  # the namespace; an operation, a version and a vector of each
+    assert not any("NULL" in row for row in rows), rows
+    store.insert_many(
+        [{"category": "semantic", "content": "y", "source": "chat"}, {"category": "semantic", "content": "z"}]
+    )
+    assert [entry.source for entry in store.list()] == [None, None, "chat", None]
+
+
+@pytest.mark.sqlite
 def test_a_read_is_one_select() -> None:
     store = new()
     ids = [entry.id for entry in store.insert_many([{"category": "semantic", "content": f"{n}"} for n in range(40)])]

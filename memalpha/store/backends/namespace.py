@@ -14,7 +14,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, S
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cache
-from itertools import islice
+from itertools import islice, repeat
 from numbers import Integral
 from typing import Any, NamedTuple, TypeVar
 
@@ -105,19 +105,25 @@ class NamespaceScope:
         """Return the first row of `select`, or None."""
         return self.statements.execute(sql, (self.namespace_id, *values)).fetchone()
 
-    def insert(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
+    def execute_each(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
         """Execute a statement for each row of values, each after the namespace's id."""
         namespace_id = self.namespace_id
         self.statements.executemany(sql, ((namespace_id, *row) for row in rows))
+
+    def insert(self, table: str, columns: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Insert rows of values of some columns, without those that are None in 500 rows: binding one takes .26 µs."""
+        for batch, _ in _batches(rows):
+            pairs = zip(columns.split(", "), zip(*batch, strict=True), strict=True)
+            filled = {name: values for name, values in pairs if values.count(None) < len(values)}
+            sql = f"INSERT INTO {table} (ns, {', '.join(filled)}) VALUES (?{', ?' * len(filled)})"
+            self.statements.executemany(sql, zip(repeat(self.namespace_id), *filled.values(), strict=False))
 
 
 T = TypeVar("T")
 OPERATION_COLUMNS = f"seq, time, head, kind, {OPERATION_VALUES}"
 _FEW = 500  # ids that a statement names
 _LAST = 2**63 - 1  # position after all others
-_INSERT_OPERATION = (
-    f"INSERT INTO operations (ns, {OPERATION_COLUMNS}) VALUES ({','.join('?' * (5 + len(OPERATION_NAMES)))})"
-)
+_INSERT_OPERATION = f"INSERT INTO operations (ns, {OPERATION_COLUMNS}) VALUES (?{', ?' * (4 + len(OPERATION_NAMES))})"
 _SELECT_LOG_END = (
     "SELECT seq, time, (SELECT min(expires) FROM versions INDEXED BY expiring "
     "WHERE ns = ?1 AND valid_to IS NULL AND expires IS NOT NULL) "
@@ -177,15 +183,13 @@ class OperationLog:
 
     def kind_at(self, position: int) -> str:
         """Return the kind of the operation at a position; "" before the first."""
-        row = self._scope.first("SELECT kind FROM operations WHERE ns = ? AND seq = ?", position)
-        return row[0] if row else ""
+        return (self._scope.first("SELECT kind FROM operations WHERE ns = ? AND seq = ?", position) or ("",))[0]
 
     def position_at(self, time: str) -> int:
         """Return the last position at or before `time`. Times never decrease along the log."""
-        query = "SELECT time FROM operations WHERE ns = ? AND seq = ?"
 
         def time_at(position: int) -> str:
-            row = self._scope.first(query, position) or (None,)
+            row = self._scope.first("SELECT time FROM operations WHERE ns = ? AND seq = ?", position) or (None,)
             return check_stored("the log", f"the time of position {position}", row[0], str)
 
         return bisect_right(range(1, self.position + 1), time, key=time_at)
@@ -260,8 +264,8 @@ class OperationLog:
         return self._scope.select(query, position)
 
     def extend(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Append raw rows of another log."""
-        self._scope.insert(_INSERT_OPERATION, rows)
+        """Append raw rows: position, time, effective position, kind and the columns `OPERATION_VALUES`."""
+        self._scope.insert("operations", OPERATION_COLUMNS, rows)
 
     def erase_core_history(self, quarantined: Iterable[int] = ()) -> int:
         """Turn all core updates but the last into stubs and return their number.
@@ -556,11 +560,11 @@ class EntryTable:
 
     def extend(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Insert rows of `version_row`."""
-        self._scope.insert(_INSERT_VERSION, rows)
+        self._scope.insert("versions", VERSION_COLUMNS, rows)
 
     def delete(self, ids: Iterable[str | None]) -> None:
         """Delete all versions of some ids."""
-        self._scope.insert("DELETE FROM versions WHERE ns = ? AND id = ?", ((id,) for id in ids))
+        self._scope.execute_each("DELETE FROM versions WHERE ns = ? AND id = ?", ((id,) for id in ids))
 
     def replace(self, rows: Iterable[tuple[Any, ...]]) -> None:
         """Replace all rows."""
@@ -624,11 +628,11 @@ class VectorTable:
 
     def extend(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Insert vectors by content digest; the versions with these contents must exist."""
-        self._scope.insert(_INSERT_VECTOR, rows)
+        self._scope.execute_each(_INSERT_VECTOR, rows)
 
     def delete(self, digests: Iterable[bytes]) -> None:
         """Delete the vectors of contents that no version holds any more."""
-        self._scope.insert("DELETE FROM vectors WHERE ns = ? AND digest = ?", ((digest,) for digest in digests))
+        self._scope.execute_each("DELETE FROM vectors WHERE ns = ? AND digest = ?", ((digest,) for digest in digests))
 
     def replace(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
         """Replace all rows."""
@@ -775,7 +779,8 @@ class Namespace:
             if key not in entries:
                 new_facts.setdefault(key, fact)
             keys.append(key)
-        ns, time = self.scope.create(), max(self.database.checked_now(log_end.time), log_end.time)
+        self.scope.create()
+        time = max(self.database.checked_now(log_end.time), log_end.time)
         used_ids = self.entries.used_ids if start else lambda _: ()
         contents = [fact.content for fact in new_facts.values()]
         ids = make_ids(contents, start, used_ids, has_erasure=self.entries.has_erasure())
@@ -784,13 +789,13 @@ class Namespace:
         for position, (id, (key, fact)) in enumerate(zip(ids, new_facts.items(), strict=True), start + 1):
             fields = {**unset, **new_defaults(), **writer, **fact.fields}
             logged = row_values((id, fact.category, fact.content, *fields.values()))
-            operations.append((ns, position, time, position, "insert", *logged, None))
+            operations.append((position, time, position, "insert", *logged, None))
             if "" in fact.fields.values():  # a version has None where the log has a blank date
                 fields |= {name: fields[name] or None for name in TIMES}
                 logged = row_values((id, fact.category, fact.content, *fields.values()))
             entries[key] = make_entry(id, fact.category, fact.content, *fields.values(), 1, position)
             versions.append((1, position, None, position, digests[fact.content], *logged))
-        self.scope.statements.executemany(_INSERT_OPERATION, operations)
+        self.log.extend(operations)
         self.entries.extend(versions)
         self.vectors.extend((digests[content], vector_blob(vectors[content])) for content in dict.fromkeys(contents))
         return [entries[key] for key in keys]
