@@ -122,12 +122,12 @@ def normalize_vectors(count: int, vectors: np.ndarray, dim: int) -> np.ndarray:
         block = array[start : start + _BLOCK]
         with np.errstate(all="ignore"):
             scaled = block / np.abs(block).max(axis=1, initial=0.0, keepdims=True)  # no square overflows or vanishes
-            scaled /= np.sqrt(np.einsum("ij,ij->i", scaled, scaled, dtype=np.float64))[:, None]
-        has_direction = np.isfinite(scaled).all(axis=1)
+            norms = np.sqrt(np.einsum("ij,ij->i", scaled, scaled, dtype=np.float64))
+        has_direction = np.isfinite(norms)
         if not has_direction.all():
             index = start + int(np.argmin(has_direction))
             raise StoreError(f"vectors: ({count}, {dim}) finite numbers are needed: row {index} is not finite, or zero")
-        unit[start : start + _BLOCK] = scaled
+        unit[start : start + _BLOCK] = scaled / norms[:, None]
     return unit
 
 
