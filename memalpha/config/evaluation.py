@@ -21,6 +21,7 @@ from memalpha.config.common import (
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import EvalSamplingConfig
 
+_NO_READER = ("metric", "reader", "context_tokens", "variant", "options")
 EVAL_K = 20
 """Default number of passages that a searching system shows for a question."""
 
@@ -69,6 +70,14 @@ class EvalConfig(Config):
     @classmethod
     def _twenty_unless_set(cls, reader: Any) -> Any:
         return {"k": EVAL_K, **reader} if isinstance(reader, Mapping) else reader
+
+    @model_validator(mode="after")
+    def _refuse_unused(self) -> Self:
+        unused = () if self.benchmark == "search" else ("embedders",)
+        for name in (*unused, *(_NO_READER if self.benchmark == "state" else ())):
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name}: memalpha eval {self.benchmark} does not use it: leave it out")
+        return self
 
     @model_validator(mode="after")
     def _refuse_unasked_policy(self) -> Self:

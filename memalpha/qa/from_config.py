@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -319,7 +319,12 @@ def load_config_tasks(config: EvalConfig) -> list[Task]:
             options["streams_of"] = config.babi
         load = partial(load_tasks, config.benchmark, config.limit, data=config.data, variant=config.variant, **options)
         tasks = [task for seed in config.seeds for task in load(seed=seed)]
-    return tasks if config.chunk_tokens is None else [rechunk(task, config.chunk_tokens) for task in tasks]
+    return cut_chunks(config, tasks)
+
+
+def cut_chunks(config: EvalConfig, tasks: Iterable[Task]) -> list[Task]:
+    """Return the tasks with chunks of at most `config.chunk_tokens`, if it is set."""
+    return [task if config.chunk_tokens is None else rechunk(task, config.chunk_tokens) for task in tasks]
 
 
 def load_config_reader(config: EvalConfig, replies: AnswerCache | None = None) -> Reader:

@@ -41,7 +41,7 @@ from typing import Any
 from memalpha.arguments import counted
 from memalpha.config import EvalConfig
 from memalpha.errors import DataError
-from memalpha.qa.from_config import load_config_system
+from memalpha.qa.from_config import cut_chunks, load_config_system
 from memalpha.qa.progress import show_progress
 from memalpha.qa.report import align_columns, format_interval, make_result_folder
 from memalpha.qa.scoring.judge import Judge, Statement, load_judge
@@ -110,7 +110,9 @@ def run_state(config: EvalConfig) -> dict[str, Any]:
     """
     folder = None if config.out is None else make_result_folder(config.out)
     world = config.world.model_copy(update={"preset": "state"})
-    tasks = [task for seed in config.seeds for task in worlds.tasks(world, seed, 0, config.limit or LIMIT)]
+    tasks = cut_chunks(
+        config, (t for seed in config.seeds for t in worlds.tasks(world, seed, 0, config.limit or LIMIT))
+    )
     rows = []
     for name, by_task in read_with_systems(config, tasks):
         items = ((task.id, item) for task, of_task in zip(tasks, by_task, strict=True) for item in of_task)
@@ -172,7 +174,7 @@ def score_memories(config: EvalConfig) -> dict[str, Any]:
     """
     assert config.data is not None
     folder = None if config.out is None else make_result_folder(config.out)
-    tasks = load_evaluation_tasks(config.data, config.limit)
+    tasks = cut_chunks(config, load_evaluation_tasks(config.data, config.limit))
     for task in tasks:
         if not task.gold_operations:
             raise DataError(f"{config.data}: task {task.id} has no gold operations to compare a memory with")

@@ -66,6 +66,20 @@ def test_the_command() -> None:
     assert isinstance(refused.exception, ConfigError) and "no system 'nobody'" in str(refused.exception)
 
 
+def test_settings_have_an_effect_or_are_refused(monkeypatch) -> None:
+    read = []
+    monkeypatch.setattr(state_suite, "read_with_systems", lambda config, tasks: read.extend(tasks) or ())
+    state_suite.run_state(load_settings("state", {"limit": 1}))
+    state_suite.run_state(load_settings("state", {"limit": 1, "chunk_tokens": 60}))
+    whole, cut = read
+    assert len(cut.chunks) > len(whole.chunks) and len(cut.questions) == len(whole.questions)
+    for name, value in {"metric": "f1", "reader": {"kind": "copy"}, "context_tokens": 9, "embedders": ["hash"]}.items():
+        with pytest.raises(ConfigError, match=f"{name}: memalpha eval state does not use it"):
+            load_settings("state", {name: value})
+    with pytest.raises(ConfigError, match="embedders: memalpha eval locomo does not use it"):
+        load_settings("locomo", {"embedders": ["hash"]})
+
+
 # ----------------------------------------------------------------------------------------------------- gold operations
 
 FIRST = "Ana lives in Oslo with two cats"
