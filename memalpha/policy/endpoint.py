@@ -166,12 +166,12 @@ class EndpointClient(ServerThread):
         self.config = config or EndpointConfig()
         base, self.model = parse_name(name)
         key_variable = self.config.key_env or ("OPENAI_API_KEY" if name.startswith("openai:") else None)
-        hint = " (or name it in endpoint.key_env)"
-        key = read_key(name, key_variable, hint) if key_variable is not None else None
+        key = read_key(name, key_variable, " (or name it in endpoint.key_env)") if key_variable is not None else None
         self.room_field = "max_completion_tokens" if name.startswith("openai:") else "max_tokens"
         self.prices = self.config.prices.get(name)
         self.bill = Bill(cost=0.0 if self.prices else None)
         self.cache = AnswerCache(self.config.cache) if self.config.cache is not None else None
+        self._kept = f"what was answered is kept in {self.cache.path}" if self.cache is not None else ""
         self._window = Window(self.config.requests_per_minute, self.config.tokens_per_minute)
         super().__init__(name, base, self.config, key, " (endpoint.timeout)")
 
@@ -275,10 +275,7 @@ class EndpointClient(ServerThread):
             usage.tokens = reply.prompt_tokens + reply.completion_tokens
             return reply
 
-        hint = "set endpoint.cache to keep answers"
-        if self.cache is not None:
-            hint = f"what was answered is kept in {self.cache.path}"
-        reply = await self.retry(attempt, hint)
+        reply = await self.retry(attempt, self._kept or "set endpoint.cache to keep answers")
         self.bill.paid += 1
         self.bill.prompt_tokens += reply.prompt_tokens
         self.bill.completion_tokens += reply.completion_tokens
@@ -324,14 +321,14 @@ class EndpointClient(ServerThread):
             raise RetryableError(f"half an answer, or none: {error_text}" if error_text else "an empty answer")
         reason = describe_status(status, response.headers, error_text)
         if any(word in response.text for word in _QUOTA_ERRORS):
-            raise PolicyError(f"{self.name} refused: {reason}")
+            raise PolicyError(f"{self.name} refused: {reason}" + (f" ({self._kept})" if self._kept else ""))
         if is_retryable(status):
             raise RetryableError(reason, retry_after(response.headers))
         if status in (401, 403):
             hint = f"name its variable in endpoint.key_env, or write openai:{self.model} and set OPENAI_BASE_URL"
             hint = "" if self._key else f"; no key was sent: {hint}={self.base} and OPENAI_API_KEY"
             raise PolicyError(f"{self.name} does not take the key ({reason}){hint}")
-        raise PolicyError(f"{self.name} refused a request ({reason})")
+        raise PolicyError(f"{self.name} refused a request ({'; '.join(filter(None, (reason, self._kept)))})")
 
     async def _check(self) -> None:
         model_names: list[str] = []

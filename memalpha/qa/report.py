@@ -464,7 +464,7 @@ def ceiling_of(reports: Sequence[Report]) -> tuple[float, str] | None:
     return (full_accuracies[0], "the whole conversation (full)") if full_accuracies else None
 
 
-_BILLED = ("paid", "cached", "prompt_tokens", "completion_tokens", "refused", "cost")
+_BILLED = ("paid", "cached", "prompt_tokens", "completion_tokens", "doubted", "refused", "cost")
 
 
 def warnings_of(reports: Sequence[Report]) -> list[str]:
@@ -526,7 +526,7 @@ def format_bills(reports: Sequence[Report]) -> list[str]:
             if "paid" in bill:
                 total = totals.setdefault(name, dict.fromkeys(_BILLED, 0.0))
                 for key in _BILLED:
-                    count = bill.get(key, 0)  # summaries from before `refused` was counted lack it
+                    count = bill.get(key, 0)  # earlier summaries count less
                     total[key] += math.nan if count is None else count
     return [format_bill(name, total) for name, total in totals.items()]
 

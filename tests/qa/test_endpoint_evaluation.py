@@ -83,14 +83,16 @@ def test_writer_reader_and_judge_behind_a_server_that_goes_away(tmp_path, monkey
     assert list((tmp_path / "again").rglob("*.unjudged.json")) and (tmp_path / "again" / "answers.sqlite").is_file()
 
 
-def test_a_refusing_reader_is_said_to_refuse(tmp_path):
+def test_a_refusing_reader_is_said_to_refuse_and_estimated_tokens_to_be_so(tmp_path):
     save_jsonl(synthetic.tasks(WorldConfig(split="test"), -1, 0, 1), tmp_path / "tasks.jsonl")
     with HostileServer(lambda prompt, body: {"role": "assistant", "content": None, "refusal": "I can't."}) as server:
         settings = {"data": str(tmp_path / "tasks.jsonl"), "reader": {"kind": "policy", "policy": server.name}}
         settings |= {"systems": ["append-only"]}
         reports = run_evaluation(build_config(EvalConfig, settings, "test"))
         requests = sum(server.answered.values())
-    assert f", {requests} refused (`message.refusal`)" in format_bills(reports)[0]
+    assert (
+        f" tokens, of {requests} answers estimated, {requests} refused (`message.refusal`)" in format_bills(reports)[0]
+    )
 
 
 @pytest.mark.parametrize("setting", ["reader.policy", "systems"])
