@@ -8,12 +8,12 @@ import math
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from numbers import Integral
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 
 from memalpha.errors import MemalphaError, StoreError, describe_exception
 
@@ -89,16 +89,24 @@ def check_seed(value: object, *, error: type[MemalphaError] = StoreError) -> Non
         raise error(f"seed {brief_repr(value)}: a whole number of at most 64 bits is needed")
 
 
-def check_function(name: str, value: object, *, error: type[MemalphaError] = StoreError) -> None:
+def check_function(
+    name: str, value: object, takes: Sequence[str] | None = None, *, error: type[MemalphaError] = StoreError
+) -> None:
     """Raise unless an argument can be called.
 
     Args:
         name: Name of the argument.
         value: Value of the argument.
+        takes: What it is called with, for a function that must take as many arguments.
         error: Class of the error.
     """
     if not callable(value):
         raise error(f"{name} {brief_repr(value)}: a function is needed")
+    try:
+        with suppress(ValueError):  # some builtins tell no signature
+            _ = takes is None or inspect.signature(value).bind(*takes)
+    except TypeError as problem:
+        raise error(f"{name}: a function of {' and '.join(takes or ())} is needed ({problem})") from problem
 
 
 def check_path(name: str, value: object, *, error: type[MemalphaError] = StoreError) -> None:
@@ -199,6 +207,22 @@ def is_async_result(result: object) -> bool:
     if inspect.iscoroutine(result):
         result.close()  # otherwise Python warns that nobody awaited it
     return inspect.isawaitable(result) or inspect.isasyncgen(result)
+
+
+def to_float(result: Any, where: str, *, error: type[MemalphaError]) -> float:
+    """Return what a user's function gave as a float; raise unless it is a finite number.
+
+    Args:
+        result: A number, or an array or tensor without dimensions.
+        where: Setting and function, for messages.
+        error: Class of the error.
+    """
+    if is_async_result(result):
+        raise error(f"{where} is async: write it as a plain function")
+    value = result.item() if getattr(result, "ndim", None) == 0 else result
+    if isinstance(value, Real) and abs(cast("Any", value)) <= sys.float_info.max:
+        return float(value)
+    raise error(f"{where} gave {brief_repr(result)}: a finite number is needed")
 
 
 def locate_json_fault(name: str, value: Any, depth: int = 8) -> str:

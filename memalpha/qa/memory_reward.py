@@ -30,15 +30,13 @@ r4 = 1 where the chunk has nothing to remember, else 0. r3 is at least 0.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from numbers import Real
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from memalpha.agent.tools import CHANGING_CODES
-from memalpha.arguments import brief_repr, check_count, is_async_result, name_errors
+from memalpha.arguments import check_count, name_errors, to_float
 from memalpha.config import RewardConfig
 from memalpha.config.common import MemoryFunction, import_object
 from memalpha.errors import ConfigError, DataError, RewardError
@@ -69,9 +67,7 @@ def conversation_tokens(task: Task, count_tokens: Callable[[str], int]) -> int:
 
 
 def _count(count_tokens: Callable[[str], int], text: str) -> int:
-    count = count_tokens(text)
-    check_count("count_tokens: its result", count, error=ConfigError)
-    return count
+    return check_count("count_tokens: its result", count_tokens(text), error=ConfigError)
 
 
 def load_functions(config: RewardConfig) -> list[tuple[MemoryFunction, Callable[..., Any]]]:
@@ -185,7 +181,7 @@ class MemoryReward:
             where = f"reward.functions.{part.name}: {part.function}"
             with name_errors(f"{where} raised", RewardError):
                 result = function(trajectory, records)
-            value = _as_float(result, where)
+            value = to_float(result, where, error=RewardError)
             if abs(part.weight * value) > LARGEST_REWARD / 2:
                 problem = f"its weight {part.weight:g} must keep it below {LARGEST_REWARD / 2:g}"
                 raise RewardError(f"{where} gave {value:g}: {problem}")
@@ -213,24 +209,6 @@ class MemoryReward:
             return 0.0
         r3 = 1.0 - memory_tokens(state, self.count_tokens) / read_tokens
         return r3 if self.config.preset == "published" else max(0.0, r3)
-
-
-def _as_float(result: Any, where: str) -> float:
-    """Return what a function of `reward.functions` gave as a float.
-
-    Args:
-        result: A number, or an array or tensor without dimensions.
-        where: Setting and function, for messages.
-
-    Raises:
-        RewardError: It is no finite number.
-    """
-    if is_async_result(result):
-        raise RewardError(f"{where} is async: write it as a plain function")
-    value = result.item() if getattr(result, "ndim", None) == 0 else result
-    if isinstance(value, Real) and abs(cast("Any", value)) <= sys.float_info.max:
-        return float(value)
-    raise RewardError(f"{where} gave {brief_repr(result)}: a finite number is needed")
 
 
 def _call_share(turn: Turn, published: bool) -> float:

@@ -226,13 +226,21 @@ def test_what_is_beyond_rules_is_judged():
 
 
 def test_a_metric_of_the_user_scores_where_there_is_an_answer(tmp_path, monkeypatch):
-    (tmp_path / "metrics_of_a_test.py").write_text("half = lambda reply, question: 0.5\nlarge = lambda *words: 2\n")
+    (tmp_path / "metrics_of_a_test.py").write_text(
+        "import numpy\nhalf = lambda reply, question: numpy.float32(0.5)\nlarge = lambda *words: 2\n"
+        "broken = lambda reply, question: question.gold\nthree = lambda question, reply, gold: 0.5\n"
+    )
     monkeypatch.chdir(tmp_path)
     [report] = run("rag", metric="metrics_of_a_test:half")
     assert {record.score for record in report.records if record.gold} == {0.5}
     assert all(record.correct for record in report.records if record.gold)
-    with pytest.raises(ConfigError, match=r"metrics_of_a_test:large: a number from 0 to 1 is needed, not 2"):
-        run("rag", metric="metrics_of_a_test:large")
+    for name, says in (
+        ("large", "gave 2: a number from 0 to 1 is needed"),
+        ("broken", r", question '.*': raised AttributeError: .*metrics_of_a_test\.py, line 4\)"),
+        ("three", r"a function of the reply and the question is needed \(missing a required argument: 'gold'\)"),
+    ):
+        with pytest.raises(ConfigError, match=rf"metrics_of_a_test:{name}:? ?{says}"):
+            run("rag", metric=f"metrics_of_a_test:{name}")
 
 
 def test_answers_without_a_verdict_are_counted_where_the_figures_are(capsys):

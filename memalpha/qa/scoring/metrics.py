@@ -22,7 +22,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from memalpha.agent.reader import Answer, Cited
-from memalpha.arguments import brief_repr, check_function, is_finite_number
+from memalpha.arguments import check_function, name_errors, to_float
 from memalpha.config.common import import_object
 from memalpha.errors import ConfigError, did_you_mean
 from memalpha.qa.scoring import official
@@ -215,13 +215,15 @@ def load_metric(name: str, key: str) -> Callable[[str, Question], float]:
         known = f"one of {', '.join(names)}, or yours as module:function"
         raise ConfigError(f"{key}: no metric {name!r}{did_you_mean(name, names)}: {known}")
     function = import_object(name, key)
-    check_function(key, function, error=ConfigError)
+    check_function(f"{key}: {name}", function, ["the reply", "the question"], error=ConfigError)
 
     def score(text: str, question: Question) -> float:
-        value = function(text, question)
-        if not (isinstance(value, bool) or is_finite_number(value)) or not 0 <= value <= 1:
-            raise ConfigError(f"metric {name}: a number from 0 to 1 is needed, not {brief_repr(value)}")
-        return float(value)
+        with name_errors(f"metric {name}, question {question.id!r}: raised", ConfigError):
+            result = function(text, question)
+        value = to_float(result, f"metric {name}", error=ConfigError)
+        if not 0 <= value <= 1:
+            raise ConfigError(f"metric {name} gave {value:g}: a number from 0 to 1 is needed")
+        return value
 
     return score
 

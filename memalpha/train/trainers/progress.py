@@ -10,11 +10,10 @@ same line) and `on_train_end` (`summary`). `args` is the run's configuration. Of
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from html import escape
 from importlib.util import find_spec
 from statistics import fmean
@@ -24,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState
 
+from memalpha.arguments import check_function
 from memalpha.config import LearnerConfig
 from memalpha.errors import ConfigError
 from memalpha.train.trainers.directory import RUN_FILE, RunDirectory, flatten_settings
@@ -152,12 +152,7 @@ class Callbacks:
             if not isinstance(callback, TrainerCallback):
                 raise ConfigError(f"callbacks: {callback!r}: derive its class from transformers.TrainerCallback")
         if on_step is not None:
-            try:
-                with suppress(ValueError):  # some builtins tell no signature
-                    inspect.signature(on_step).bind({})
-            except TypeError as error:
-                problem = f"on_step: give a function of one argument, the metrics of a step ({error})"
-                raise ConfigError(problem) from error
+            check_function("on_step", on_step, ["the metrics of a step"], error=ConfigError)
         self.on_step = on_step
         self.args: LearnerConfig | None = None
         self.shared: dict[str, Any] = {}

@@ -88,8 +88,11 @@ def test_what_is_no_callback_is_refused_before_anything_starts(small, tmp_path):
     for hooks, message in (
         ({"callbacks": [print]}, "derive its class from transformers.TrainerCallback"),
         ({"callbacks": print}, "<built-in function print>: derive its class"),
-        ({"on_step": 3}, "on_step: give a function"),
-        ({"on_step": lambda step, metrics: None}, r"on_step: give a function .*missing a required argument: 'metrics'"),
+        ({"on_step": 3}, "on_step 3: a function is needed"),
+        (
+            {"on_step": lambda step, metrics: None},
+            r"on_step: a function of the metrics .*missing a required argument: 'metrics'",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             train(small(), **hooks)
