@@ -300,6 +300,12 @@ class ReaderConfig(ChatConfig):
     )
     max_new_tokens: PositiveInt = Field(default=32, description="tokens of an answer, at most")
 
+    @model_validator(mode="after")
+    def _refuse_unasked_policy(self) -> ReaderConfig:
+        if self.policy is not None and not self.is_model:
+            raise ValueError(f"policy: reader.kind={self.kind} asks no policy: set reader.kind=policy, or policy=null")
+        return self
+
     @property
     def is_model(self) -> bool:
         """True if a policy answers."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from memalpha.config.common import (
     ONE_IS_A_LIST,
@@ -77,12 +77,4 @@ class EvalConfig(Config):
         for name in (*unused, *(_NO_READER if self.benchmark == "state" else ())):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name}: memalpha eval {self.benchmark} does not use it: leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def _refuse_unasked_policy(self) -> Self:
-        if self.reader.policy is not None and not self.reader.is_model:
-            raise ValueError(
-                f"reader.policy: reader.kind={self.reader.kind} asks no policy: set reader.kind=policy, or leave it out"
-            )
         return self

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from memalpha.config import EvalConfig, WorldConfig, build_config, load_config
+from memalpha.config import EvalConfig, WorldConfig, build_config, load_config, training_config
 from memalpha.errors import ConfigError, DataError, PolicyError
 from memalpha.qa.from_config import load_config_tasks, load_run_settings, load_settings, run_evaluation
 from memalpha.qa.reader import with_default_reader
@@ -135,6 +135,8 @@ def test_systems_that_were_evaluated_otherwise_do_not_share_a_folder(tmp_path):
 def test_a_policy_that_no_reader_asks_is_refused():
     with pytest.raises(ConfigError, match=r"reader\.kind=copy asks no policy: set reader\.kind=policy"):
         build_config(EvalConfig, {"reader": {"kind": "copy", "policy": "tiny"}}, "test")
+    with pytest.raises(ConfigError, match=r"reader\.kind=extractive asks no policy: set reader\.kind=policy"):
+        training_config("smollm2", {"reader": {"policy": "tiny"}})
 
 
 def test_seeds_are_asked_together():
