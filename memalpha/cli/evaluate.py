@@ -131,7 +131,13 @@ def compare(
             raise DataError(f"--system {name}: there are {', '.join(compared.name for compared in systems)}")
     if system:  # those of a run that has only one, and the baseline, are compared, too
         names = [*system, *([baseline] if baseline else [])]
-        systems = [s for s in systems if s.name in runs or any(_has_name(s, name) for name in names)]
+        chosen = [s for s in systems if s.name in runs or any(_has_name(s, name) for name in names)]
+        for run in runs:
+            held = [s.name for s in systems if s.name.startswith(f"{run}:")]
+            if held and not any(s.name in held for s in chosen):
+                problem = f"--system {', '.join(system)}: there are only {', '.join(held)}"
+                raise DataError(f"{problem}: end the run, choose one of these, or leave the run out")
+        systems = chosen
     comparison = comparing.compare(systems, baseline=baseline, common=common, value=value, seed=seed)
     if out is not None:
         formats = {".csv": comparing.as_csv, ".md": comparing.as_markdown}

@@ -239,5 +239,11 @@ def test_the_command_keeps_the_systems_that_are_named(tmp_path):
     assert {line["system"] for line in json.loads(done.stdout)["lines"]} == named
     done = CliRunner().invoke(app, ["compare", runs[1], "--baseline", "oracle", "--system", "after", "--json"])
     assert {line["system"] for line in json.loads(done.stdout)["lines"]} == {"after", "oracle"}
+    write(tmp_path / "begun", LOW, name="before")
+    write(tmp_path / "begun", LOW, name="oracle")
+    with pytest.raises(DataError, match=r"--system after: .*only .*begun:before, .*begun:oracle: .* leave the run out"):
+        CliRunner().invoke(
+            app, ["compare", *runs, str(tmp_path / "begun"), "--system", "after"], catch_exceptions=False
+        )
     with pytest.raises(DataError, match=r"--system befor: there are .*:after"):
         CliRunner().invoke(app, ["compare", *runs, "--system", "befor"], catch_exceptions=False)
