@@ -290,7 +290,7 @@ def _json_operand(location: str, value: Any, depth: int = 0) -> Any:
         return [_json_operand(location, item, depth + 1) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {key: _json_operand(location, item, depth + 1) for key, item in value.items()}
-    if value is None or isinstance(value, str | int | float):
-        return value
+    if value is None or isinstance(value, str | int | float):  # numpy's floats fail beside integers beyond their range
+        return float(value) if isinstance(value, float) else value
     kinds = "(text, number, true, false, null, list, mapping)"
     raise StoreError(f"{location}: {brief_repr(value)} is no JSON value {kinds}{iso_hint(value)}")

@@ -3,6 +3,7 @@
 import json
 from datetime import datetime
 
+import numpy as np
 import pytest
 from filter_strategies import entries, wheres
 from hypothesis import given, settings
@@ -26,7 +27,7 @@ ENTRY = MemoryEntry(
     importance=0.5,
     metadata={
         "user": "ana", "n": 3, "ok": True, "tags": ["a", "b", 1], "deep": {"x": {"y": 2}}, "a.b": 7, "null": None,
-        "source": "mine", "range": {"gte": 1},
+        "source": "mine", "range": {"gte": 1}, "huge": 10**400,
     },
     source="chat-7",
     chunk=4,
@@ -39,6 +40,7 @@ PASS = [
     {},
     {"$and": [{}, {"$or": [{"n": 4}, {}]}], "n": {"$nin": []}},
     {"tags": {"$contains": 1.0}},
+    {"huge": {"$gt": np.float64(1.5), "$ne": np.float64(1.5)}},
     {"user": {"$in": ("ben", "ana")}},
     {"deep": {"x": {"y": 2.0}}},
     {"range": {"$eq": {"gte": 1}}},
