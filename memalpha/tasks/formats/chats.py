@@ -28,6 +28,7 @@ from memalpha.tasks.formats.messages import (
     Utterance,
     chunk_messages,
     is_message_file,
+    is_messages,
     load_messages,
     pack_days,
 )
@@ -38,6 +39,8 @@ from memalpha.types import Chunk, Task
 
 _SUFFIXES = (".txt", ".json", ".zip", ".eml", ".mbox", ".srt", ".vtt")
 """Endings of files in a folder of chats; an archive is refused with a word on unpacking it."""
+
+_AS_TASK = "write a task with chunks and questions (data/README.md)"
 
 
 def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
@@ -63,6 +66,10 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
             raise DataError(f"{path}: dates belongs to chats exported as text only")
         if not (path.is_file() and is_message_file(path)):
             return None
+        value = parse_json_or_none(read_text(path))
+        for field, items in value.items() if isinstance(value, Mapping) else ():
+            if is_messages(items) and not items[0].keys().isdisjoint(("q", "question")):
+                raise DataError(f"{path}: {field}: questions beside messages are not read: {_AS_TASK}")
         tasks = [Task(id=path.stem, chunks=tuple(load_messages(path)), meta={"source": "messages"})]
     return [with_turn_ids(task) for task in tasks]
 
@@ -87,7 +94,8 @@ def _parse_messages(raw: bytes, location: str) -> Task:
     value = parse_json(raw, location)
     messages = require_field(value, "messages", list, location)
     if unknown := value.keys() - {"messages", "id", "timestamp"}:
-        raise DataError(f"{location}.{min(unknown)}: no field of a conversation: use messages, id, timestamp")
+        known = f"use messages, id, timestamp; for questions, {_AS_TASK}"
+        raise DataError(f"{location}.{min(unknown)}: no field of a conversation: {known}")
     id, timestamp = (require_field(value, name, (str, NoneType), location) for name in ("id", "timestamp"))
     chunks = chunk_messages(messages, timestamp=timestamp, location=f"{location}: messages")
     if not chunks:

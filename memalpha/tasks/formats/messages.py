@@ -140,7 +140,7 @@ def load_messages(
 
     Args:
         path: JSON Lines with a message a line, or one JSON value: a list of messages, or an object with the list as its
-            field `messages`.
+            field `messages`, and a `timestamp` of those without one.
         timestamp: ISO 8601 date of messages without one.
         size: most characters of a chunk.
         exact_times: a chunk holds the messages of one timestamp.
@@ -154,7 +154,8 @@ def load_messages(
         utterances = (parse_message(parse_json(line, place), place) for place, line in lines)
     else:
         value = parse_json(text, str(path))
-        messages = value.get("messages") if isinstance(value, dict) else value
+        messages, own = (value.get("messages"), value.get("timestamp")) if isinstance(value, dict) else (value, None)
+        timestamp = own if isinstance(own, str) and is_iso_time(own) else timestamp
         if not isinstance(messages, list):
             raise DataError(f'{path}: a list of messages is needed, or {{"messages": [...]}}')
         utterances = (parse_message(message, f"{path}: messages[{n}]") for n, message in enumerate(messages))

@@ -258,6 +258,13 @@ def test_a_conversation_a_line_may_have_an_id_and_a_time_and_no_other_field(tmp_
         (tmp_path / "faulty.jsonl").write_text(f"{json.dumps(line)}\n{json.dumps(line | changed)}")
         with pytest.raises(DataError, match=rf"faulty\.jsonl:2: {problem}"):
             load_tasks(tmp_path / "faulty.jsonl")
+    asked = line | {"qa": [{"q": "Who?", "a": "Ana"}]}
+    for name, says in (("asked.json", "qa: questions beside messages are not"), ("asked.jsonl", "1.qa: .* questions,")):
+        (tmp_path / name).write_text(json.dumps(asked))
+        with pytest.raises(DataError, match=rf"{name}:.?{says}.* write a task with chunks"):
+            load_tasks(tmp_path / name)
+    (tmp_path / "dated.json").write_text(json.dumps(line))
+    assert load_tasks(tmp_path / "dated.json")[0].chunks[0].timestamp == "2024-05-01"
     own = {"title": "x", "participants": ["a"], "messages": line["messages"]}
     (tmp_path / "own.json").write_text(json.dumps(own))
     assert load_tasks(tmp_path / "own.json")[0].chunks[0].turns[0].text == "Hi"  # no export of Instagram
