@@ -21,9 +21,9 @@ from typing import Any
 from memalpha import evaluate, load_policy, load_tasks
 from memalpha.agent.prompts import prompted_config
 from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
+from memalpha.config.groups import HELD_OUT_SEED
 from memalpha.qa.reader import load_reader
 from memalpha.tasks.synthetic import worlds
-from memalpha.train.rollouts.epochs import HELD_OUT_SEED
 from memalpha.types import Task
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -190,6 +190,10 @@ class TaskEvaluationConfig(EvaluationConfig):
     )
 
 
+HELD_OUT_SEED = -1
+"""Seed of generated validation and evaluation tasks: the same in all runs, so that they compare on equal tasks."""
+
+
 class MemoryEvaluationConfig(TaskEvaluationConfig):
     """Held-out tasks of a memory run."""
 

@@ -27,7 +27,7 @@ from memalpha.config import (
     shipped_configs,
     training_config,
 )
-from memalpha.config.groups import LoadingConfig
+from memalpha.config.groups import HELD_OUT_SEED, LoadingConfig
 from memalpha.config.sampling import EvalSamplingConfig
 from memalpha.errors import ConfigError, DataError, did_you_mean
 from memalpha.policy.base import with_prompt_style
@@ -157,9 +157,8 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
     """Load the settings with which a training run evaluated its writer.
 
     The best checkpoint (the newest one of a run that never validated) is prompted, read and scored as in the run, on
-    the run's `eval_data`. A run that held out a part
-    of its own file needs `data`. A synthetic run is evaluated on other conversations of its held-out world, a bAbI run
-    on the streams it held out. The name "trained" among `systems` is the best checkpoint.
+    the run's `eval_data`, or on the conversations of a world or streams of bAbI that it held out. A run that held out
+    a part of its own file needs `data`. The name "trained" among `systems` is the best checkpoint.
 
     Raises:
         ConfigError: The run trained no memory writer.
@@ -192,11 +191,13 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
     if run_config.evaluation.data is not None:
         fields["data"] = run_config.evaluation.data
     elif "data" not in overrides and run_config.data == "synthetic":
-        world = run_config.evaluation.world or run_config.world.model_copy(update={"split": "test"})
+        world = run_config.evaluation.world or run_config.world.model_copy(update={"split": "test", "drills": 0.0})
         fields |= {"benchmark": "synthetic", "world": world.model_dump(), "limit": run_config.evaluation.tasks}
+        fields["seeds"] = (HELD_OUT_SEED if run_config.evaluation.seed is None else run_config.evaluation.seed,)
     elif "data" not in overrides and run_config.data == "babi":
         streams = run_config.evaluation.babi or run_config.babi
         fields |= {"benchmark": "babi", "babi": streams.model_dump(), "limit": run_config.evaluation.tasks}
+        fields["seeds"] = (run_config.evaluation.seed or 0,)
     chosen = overrides.get("reader")
     kind = chosen.get("kind", reader.kind) if isinstance(chosen, Mapping) else reader.kind
     if not ReaderConfig.model_construct(kind=kind).is_model:

@@ -12,6 +12,7 @@ from memalpha.qa.reader import with_default_reader
 from memalpha.tasks.datasets import babi
 from memalpha.tasks.formats.jsonl import save_jsonl
 from memalpha.tasks.synthetic import worlds as synthetic
+from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.types import Task
 
 
@@ -62,6 +63,11 @@ def test_a_synthetic_run_is_evaluated_on_its_held_out_world(tmp_path):
     run = run_directory(tmp_path / "run", world={"pseudo_values": 0.6}, eval_tasks=3)
     config = load_run_settings(run)
     assert (config.benchmark, config.world.split, config.limit) == ("synthetic", "test", 3)
+    moved = run_directory(tmp_path / "moved", world={"drills": 1.0}, eval_tasks=3, evaluation={"seed": 4})
+    streams = run_directory(tmp_path / "streams", data="babi", eval_tasks=1, evaluation={"seed": 4})
+    for folder in (run, moved, streams):
+        held_out = TaskSource(training_config(folder / "config.yaml")).held_out
+        assert load_config_tasks(load_run_settings(folder)) == held_out, "the conversations of its own evaluation"
     overrides = load_run_settings(run, {"data": "mine.jsonl"})
     assert (overrides.benchmark, overrides.data, overrides.limit) == ("tasks", "mine.jsonl", None)
     with pytest.raises(ConfigError, match="data: name the task file"):

@@ -25,9 +25,6 @@ from memalpha.types import AnyTask, Task, TextTask
 
 T = TypeVar("T")
 
-HELD_OUT_SEED = -1
-"""Seed of generated validation and evaluation tasks: the same in all runs, so that they compare on equal tasks."""
-
 
 def shuffled_item(items: Sequence[T], index: int, seed: str) -> T:
     """Return item `index` of an endless stream that reshuffles `items` every epoch.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from memalpha.agent.agent import build_request
 from memalpha.config import AgentConfig, RunConfig, SFTConfig, TrainConfig
+from memalpha.config.groups import HELD_OUT_SEED
 from memalpha.config.training import AnyTraining
 from memalpha.errors import ConfigError, DataError
 from memalpha.qa.memory_reward import check_categories
@@ -21,7 +22,7 @@ from memalpha.tasks.catalog import MODULES
 from memalpha.tasks.datasets import babi
 from memalpha.tasks.load import load_evaluation_tasks, load_tasks, load_training_tasks
 from memalpha.tasks.synthetic import worlds as synthetic
-from memalpha.train.rollouts.epochs import HELD_OUT_SEED, FileTasks, group_by_level
+from memalpha.train.rollouts.epochs import FileTasks, group_by_level
 from memalpha.types import Chunk, Observation, Task
 
 if TYPE_CHECKING:

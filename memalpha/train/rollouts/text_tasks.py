@@ -12,6 +12,7 @@ from typing import Any
 from memalpha.arguments import check_path, check_type
 from memalpha.config import TextConfig, read_config, shipped_configs, training_config
 from memalpha.config.common import import_object
+from memalpha.config.groups import HELD_OUT_SEED
 from memalpha.config.rewards import RewardSettings
 from memalpha.environments.engine import MAX_TURNS, RolloutEngine
 from memalpha.errors import ConfigError, DataError
@@ -22,7 +23,7 @@ from memalpha.qa.report import Report, make_result_folder
 from memalpha.rewards.environments import TextGeneration, read_part
 from memalpha.rewards.evaluate import TextScorer, check_ids, check_rewards
 from memalpha.tasks.text_tasks import GENERATED, HUB_SETS, load_text_tasks
-from memalpha.train.rollouts.epochs import HELD_OUT_SEED, FileTasks, group_by_level
+from memalpha.train.rollouts.epochs import FileTasks, group_by_level
 from memalpha.types import TextTask
 
 
