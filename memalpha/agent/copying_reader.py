@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import date
+from typing import NamedTuple
 
 from memalpha.agent.dates import day_of, find_time, format_date
-from memalpha.agent.prompts import ABSTAIN
+from memalpha.agent.prompts import ABSTAIN, letter_choices
 from memalpha.agent.reader import (
     Answer,
     Conflicts,
@@ -24,8 +26,9 @@ from memalpha.agent.reader import (
 )
 from memalpha.agent.transcript import split_label
 from memalpha.config import ReaderConfig
-from memalpha.store.search.answer_spans import MOST_PASSAGES, NO_ANSWER, find_answers, order_of
-from memalpha.types import MemoryEntry
+from memalpha.store.search.answer_spans import MOST_PASSAGES, NO_ANSWER, AnswerSpan, find_answers, order_of
+from memalpha.store.search.lexical import words
+from memalpha.types import MemoryEntry, Question
 
 _ASKS_FOR_PERSON = re.compile(r"\bwho(?:m|se)?\b", re.I)
 
@@ -35,7 +38,7 @@ class CopyReader:
 
     For "when" the answer is the time that the entry names nearest to what is asked, with the entry's own date worked in
     ("yesterday", "on Friday", "two weeks ago"), or that date. Otherwise it is the span that the network takes for the
-    likeliest.
+    likeliest. Of a question with choices it is an option.
     """
 
     def __init__(self, config: ReaderConfig | None = None) -> None:
@@ -46,31 +49,62 @@ class CopyReader:
     def answer(self, items: Sequence[Item], *, k: int | None = None) -> list[Answer]:
         """Return one answer per item, from the k entries."""
         answers, readings = [], retrieve(items, k or self.config.k)
-        for item in apply_conflict_rule(readings, self.conflicts):
+        for (question, _), item in zip(items, apply_conflict_rule(readings, self.conflicts), strict=True):
             hits = item.memory.hits
-            text = copy_answer(item.question, [hit.entry for hit in hits[:MOST_PASSAGES]]) if hits else ABSTAIN
+            text = copy_answer(question, [hit.entry for hit in hits[:MOST_PASSAGES]]) if hits else ABSTAIN
             answers.append(Answer(text, not hits, hits=hits))
         return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
 
-def copy_answer(question: str, entries: Sequence[MemoryEntry]) -> str:
+class _Passage(NamedTuple):
+    """Entry without its label, its day, and its best span, which begins at character `start` of the text."""
+
+    text: str
+    day: date | None
+    span: AnswerSpan
+    start: int
+
+
+def copy_answer(question: str | Question, entries: Sequence[MemoryEntry]) -> str:
     """Copy the answer to a question from entries.
 
     Args:
-        question: text of the question.
+        question: question, or its text.
         entries: at least one entry, best first. "When" questions are answered by the dates of those that have one.
 
     Returns:
-        A date for "when" questions, otherwise words of an entry.
+        A date for "when" questions, otherwise words of an entry. Of a question with choices the option, with its letter
+        if a letter is asked for, that shares most words with the entries, by the chance that each of them answers.
     """
+    asked = question if isinstance(question, str) else question.question
     texts = [_without_date(entry).strip() for entry in entries]
     said = [split_label(text)[1] or text for text in texts]
     labels = [len(text) - len(rest) for text, rest in zip(texts, said, strict=True)]
-    spans = find_answers(question, texts, order_of(entries), [] if _ASKS_FOR_PERSON.search(question) else labels)
-    best = max(range(len(spans)), key=lambda number: spans[number].score)
-    text, span, day = said[best], spans[best], day_of(entries[best].timestamp)
+    spans = find_answers(asked, texts, order_of(entries), [] if _ASKS_FOR_PERSON.search(asked) else labels)
+    passages = [
+        _Passage(text, day_of(entry.timestamp), span, span.start - label)
+        for text, entry, span, label in zip(said, entries, spans, labels, strict=True)
+    ]
+    choices = {} if isinstance(question, str) else letter_choices(question.meta.get("choices") or {})
+    if isinstance(question, str) or not choices:
+        return _copy(asked, max(passages, key=lambda passage: passage.span.score))
+    told = [
+        ({*words(text), *words(_copy(asked, passage))}, passage.span.chance)
+        for text, passage in zip(texts, passages, strict=True)
+    ]
+
+    def score(letter: str) -> float:
+        terms = {*words(choices[letter])}
+        return sum(chance * len(terms & known) for known, chance in told) / max(1, len(terms))
+
+    letter = max(choices, key=score)
+    return f"({letter}) {choices[letter]}" if question.meta.get("metric") == "choice" else choices[letter]
+
+
+def _copy(question: str, passage: _Passage) -> str:
+    """Return the answer that a passage gives."""
+    text, day, span, start = passage
     if asks_for_time(question):
-        start = span.start - labels[best]
         if time := find_time(question, text, day, (start, start + len(span.text))):
             return time.text
         if day is not None and asks_for_day(question):

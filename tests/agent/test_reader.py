@@ -23,8 +23,9 @@ from memalpha.agent.reader import (
 )
 from memalpha.agent.transcript import split_label
 from memalpha.config import AgentConfig, ReaderConfig
+from memalpha.qa.scoring.metrics import score_question
 from memalpha.store.values import contains, is_abstention, is_same, key_value, normalize
-from memalpha.types import Completion, Hit, MemoryEntry
+from memalpha.types import Completion, Hit, MemoryEntry, Question
 
 
 def fixed(text: str) -> FakePolicy:
@@ -208,6 +209,24 @@ def test_what_somebody_says_of_himself_answers_nothing_about_another(question, e
 )
 def test_the_copying_floor_in_any_script(question, text, expected):
     assert copied(question, text, None) == expected
+
+
+@pytest.mark.parametrize(
+    ("question", "choices", "answer"),
+    [
+        ("小明什么时候去上海?", {"A": "下周五", "B": "下周三", "C": "这周三"}, "(b) 下周三"),
+        ("Where does Ana live now?", ["in Rome", "in Porto"], "(b) in Porto"),
+        ("When did Ana swim?", {"A": "2 May 2024", "B": "1 May 2024"}, "(b) 1 May 2024"),
+        ("Who has moved?", {"A": "Tom", "B": "Ana"}, "(b) Ana"),
+    ],
+)
+def test_the_copying_floor_takes_an_option(question, choices, answer):
+    hits = shown("Ana: I moved to Porto.", "Ana: I swam yesterday.", "小明: 我下周三去上海。")
+    asked = Question(id="q", question=question, answers=("B",), meta={"metric": "choice", "choices": choices})
+    text_only = asked.model_copy(update={"meta": {"choices": choices}})
+    answers = CopyReader().answer([(asked, RetrievedMemory(hits)), (text_only, RetrievedMemory(hits))])
+    assert [reply.text for reply in answers] == [answer, answer.removeprefix("(b) ")]
+    assert score_question(asked, answers[0]) == score_question(asked, answers[1]) == 1
 
 
 def copied(question: str, text: str, timestamp: str | None) -> str:
