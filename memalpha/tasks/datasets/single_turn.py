@@ -4,7 +4,8 @@ Passages: 24 paragraphs in the order of the file are a task, with all questions 
 article's title is the speaker (text, if it has none), `<article>:<paragraph>` (both from 0) its id and the evidence of
 its questions. A question of SQuAD 2.0 that its paragraph does not answer has no answer: the right one is to abstain.
 A file of rows (Parquet or JSON Lines: id, context, question, answers, title if any), as the hub has these sets, is
-read, too; the id of a paragraph is its number there.
+read, too; the id of a paragraph is its number there. A context may be a dialogue, [{"speaker", "text"}, ...]: its turns
+are turns, and each of those that hold an answer is evidence by itself.
 
 Labels, as learning at test time: a task is a stream of labelled examples and questions for the labels of other
 sentences. Labels are numbers in an order that set and seed decide, so that nobody knows one by its name; "12" and
@@ -36,7 +37,15 @@ from memalpha.errors import DataError
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.dataset_info import Count, DataSet, shipped_card
 from memalpha.tasks.formats import files
-from memalpha.tasks.formats.files import find_file, find_sibling, require_field, require_items, require_strings
+from memalpha.tasks.formats.files import (
+    find_file,
+    find_sibling,
+    iter_json_lines,
+    read_turn,
+    require_field,
+    require_items,
+    require_strings,
+)
 from memalpha.tasks.overlap import words
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
@@ -79,59 +88,71 @@ def _passage_loader(card: DataSet) -> Loader:
         tasks: list[Task] = []
         for start in range(0, len(passages), paragraphs)[:limit]:
             turns, questions = zip(*passages[start : start + paragraphs], strict=True)
-            chunks, id = tuple(files.pack_turns(turns)), f"{card.name}-{len(tasks)}"
+            chunks, id = tuple(files.pack_turns(chain(*turns))), f"{card.name}-{len(tasks)}"
             tasks.append(files.build_task(str(file), id=id, chunks=chunks, questions=tuple(chain(*questions))))
         return tasks
 
     return load
 
 
-def _passages(articles: list[Any], file: str) -> Iterator[tuple[SpeakerTurn, list[Question]]]:
+def _passages(articles: list[Any], file: str) -> Iterator[tuple[Sequence[SpeakerTurn], list[Question]]]:
     for a, article in enumerate(articles):
-        title = (require_field(article, "title", (str, NoneType), f"{file}: data[{a}]") or "text").replace("_", " ")
         for p, item in enumerate(require_field(article, "paragraphs", list, f"{file}: data[{a}]")):
             location = f"{file}: data[{a}].paragraphs[{p}]"
-            turn = SpeakerTurn(speaker=title, text=require_field(item, "context", str, location), id=f"{a}:{p}")
+            turns = _turns(item, article, f"{a}:{p}", location)
             questions: list[Question] = []
             for question in require_field(item, "qas", list, location):
                 place = f"{location}: question {require_field(question, 'id', (str, int), location)}"
-                impossible = bool(require_field(question, "is_impossible", (bool, NoneType), place))
-                golds = require_field(question, "answers", (list, NoneType) if impossible else list, place) or []
-                texts = [require_field(gold, "text", str, place) for gold in golds]
-                if bool(texts) == impossible:
-                    raise DataError(f"{place}: is_impossible is {impossible}, but there are {len(texts)} answers")
-                questions.append(_question(question, texts, turn.id, place))
-            yield turn, questions
+                questions.append(_question({"is_impossible": False} | question, turns, place))
+            yield turns, questions
 
 
-def _passages_of_rows(file: Path) -> list[tuple[SpeakerTurn, list[Question]]]:
+def _passages_of_rows(file: Path) -> list[tuple[Sequence[SpeakerTurn], list[Question]]]:
     """Return the passages of a file with a question a row, in the order of their first questions."""
     columns, is_table = ("id", "context", "question", "answers"), file.suffix == ".parquet"
-    rows = files.iter_parquet_rows(file, columns, ("title",)) if is_table else files.iter_json_lines(file)
-    passages: dict[str, tuple[SpeakerTurn, list[Question]]] = {}
+    rows = files.iter_parquet_rows(file, columns, ("title", "is_impossible")) if is_table else iter_json_lines(file)
+    passages: dict[str, tuple[Sequence[SpeakerTurn], list[Question]]] = {}
     for location, row in rows:
         place = f"{location}: question {require_field(row, 'id', (str, int), location)}"
-        title = (require_field(row, "title", (str, NoneType), place) or "text").replace("_", " ")
-        context = require_field(row, "context", str, place)
-        turn = SpeakerTurn(speaker=title, text=context, id=str(len(passages)))
-        turn, questions = passages.setdefault(context, (turn, []))
-        place = f"{place}: answers"
-        texts = require_strings(require_field(row.get("answers"), "text", list, place), place)
-        questions.append(_question(row, texts, turn.id, place))
+        turns = _turns(row, row, str(len(passages)), place)
+        turns, questions = passages.setdefault(repr(row["context"]), (turns, []))
+        questions.append(_question(row, turns, place))
     if not passages:
         raise DataError(f"{file}: no row: there is nothing to read")
     return list(passages.values())
 
 
-def _question(item: Mapping[str, Any], texts: Sequence[str], passage: str | None, place: str) -> Question:
-    category, evidence = ("extraction", (str(passage),)) if texts else ("unanswerable", ())
+def _turns(item: Any, titled: Any, id: str, location: str) -> Sequence[SpeakerTurn]:
+    """Return a paragraph as one turn, which its title says, or the turns of a dialogue."""
+    title = (require_field(titled, "title", (str, NoneType), location) or "text").replace("_", " ")
+    context = require_field(item, "context", (str, list), location)
+    if isinstance(context, str):
+        return [SpeakerTurn(speaker=title, text=context, id=id)]
+    return [
+        read_turn(turn, f"{id}:{n}", f"{location}: context[{n}]", speaker="speaker", text="text")
+        for n, turn in enumerate(require_items(context, "turns", f"{location}: context"))
+    ]
+
+
+def _question(item: Mapping[str, Any], turns: Sequence[SpeakerTurn], place: str) -> Question:
+    """Return a question on a passage; where `is_impossible` is missing or null, it is one without answers."""
+    impossible = require_field(item, "is_impossible", (bool, NoneType), place)
+    golds = require_field(item, "answers", (list, dict, NoneType) if impossible else (list, dict), place) or []
+    if isinstance(golds, dict):
+        texts = require_strings(require_field(golds, "text", list, f"{place}: answers"), f"{place}: answers")
+    else:
+        texts = [require_field(gold, "text", str, f"{place}: answers[{n}]") for n, gold in enumerate(golds)]
+    if bool(texts) == impossible:
+        raise DataError(f"{place}: is_impossible is {impossible}, but there are {len(texts)} answers")
+    said = {turn.id: f"{turn.speaker}: {turn.text}" for turn in turns}
+    evidence = [id for id in said if id and (len(said) == 1 or any(text in said[id] for text in texts))]
     return Question(
         id=str(item["id"]),
         question=require_field(item, "question", str, place).strip(),
         answers=tuple(dict.fromkeys(texts)),
-        category=category,
-        evidence=evidence,
-        meta={"metric": "squad-f1"},
+        category="extraction" if texts else "unanswerable",
+        evidence=tuple(evidence if texts else ()),
+        meta={"metric": "squad-f1"} | ({"evidence": "any"} if len(turns) > 1 else {}),
     )
 
 
@@ -302,7 +323,7 @@ def load_booksum(
     """
     file = find_file(path, _CARDS["booksum"].files_for(variant)[0].path)
     tasks: list[Task] = []
-    for number, (location, row) in enumerate(files.iter_json_lines(file)):
+    for number, (location, row) in enumerate(iter_json_lines(file)):
         pieces = split_text(require_field(row, "text", str, location))
         summaries: list[str] = []
         for n, item in enumerate(require_field(row, "summary", list, location)):

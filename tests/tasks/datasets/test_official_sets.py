@@ -129,9 +129,30 @@ def test_squad_as_rows_of_the_hub(tmp_path):
     lines.write_text("", encoding="utf-8")
     with pytest.raises(DataError, match=r"squad\.jsonl: no row"):
         load_tasks("squad", data=lines)
-    lines.write_text(json.dumps({**rows[0], "answers": ["Ana"]}) + "\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"squad\.jsonl:1: question a: answers: field 'text'"):
-        load_tasks("squad", data=lines)
+    for change, says in (
+        ({"answers": ["Ana"]}, r"answers\[0\]: field 'text'"),
+        ({"answers": None}, "field 'answers'"),
+        ({"question": None}, "field 'question'"),
+        ({"is_impossible": True}, "is_impossible is True, but there are 1 answers"),
+        ({"context": ["Ana came."]}, r"context\[0\]: field 'speaker'"),
+        ({"context": []}, "context: a JSON list of turns is needed"),
+    ):
+        lines.write_text(json.dumps({**rows[0], **change}) + "\n", encoding="utf-8")
+        with pytest.raises(DataError, match=rf"squad\.jsonl:1: question a: {says}"):
+            load_tasks("squad", data=lines)
+
+
+def test_squad_as_rows_about_a_dialogue(tmp_path):
+    said = [("tom", "which port ?"), ("ana", "8080 , tom"), ("tom", "thanks")]
+    context = [{"speaker": speaker, "text": text} for speaker, text in said]
+    asked = (("8080", [{"text": "8080"}]), ("ana", {"text": ["ana"]}), ("none", []), ("null", {"text": []}))
+    rows = [{"id": id, "context": context, "question": "What?", "answers": answers} for id, answers in asked]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (task,) = load_tasks("squad", data=tmp_path / "rows.jsonl")
+    assert [(turn.speaker, turn.text) for turn in turns(task).values()] == said
+    by_id = {question.id: question for question in task.questions}
+    assert [by_id[id].evidence for id, _ in asked] == [("0:1",), ("0:1",), (), ()]
+    assert [by_id[id].category for id, _ in asked] == ["extraction", "extraction", "unanswerable", "unanswerable"]
 
 
 def test_squad_is_a_stream_of_paragraphs(tmp_path):
