@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import date
-from typing import NamedTuple
 
 from memalpha.agent.dates import day_of, find_time, format_date
 from memalpha.agent.prompts import ABSTAIN, letter_choices
@@ -56,15 +54,6 @@ class CopyReader:
         return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
 
-class _Passage(NamedTuple):
-    """Entry without its label, its day, and its best span, which begins at character `start` of the text."""
-
-    text: str
-    day: date | None
-    span: AnswerSpan
-    start: int
-
-
 def copy_answer(question: str | Question, entries: Sequence[MemoryEntry]) -> str:
     """Copy the answer to a question from entries.
 
@@ -78,20 +67,13 @@ def copy_answer(question: str | Question, entries: Sequence[MemoryEntry]) -> str
     """
     asked = question if isinstance(question, str) else question.question
     texts = [_without_date(entry).strip() for entry in entries]
-    said = [split_label(text)[1] or text for text in texts]
-    labels = [len(text) - len(rest) for text, rest in zip(texts, said, strict=True)]
+    labels = [len(text) - len(split_label(text)[1] or text) for text in texts]
     spans = find_answers(asked, texts, order_of(entries), [] if _ASKS_FOR_PERSON.search(asked) else labels)
-    passages = [
-        _Passage(text, day_of(entry.timestamp), span, span.start - label)
-        for text, entry, span, label in zip(said, entries, spans, labels, strict=True)
-    ]
+    passages = [*zip(texts, labels, entries, spans, strict=True)]
     choices = {} if isinstance(question, str) else letter_choices(question.meta.get("choices") or {})
     if isinstance(question, str) or not choices:
-        return _copy(asked, max(passages, key=lambda passage: passage.span.score))
-    told = [
-        ({*words(text), *words(_copy(asked, passage))}, passage.span.chance)
-        for text, passage in zip(texts, passages, strict=True)
-    ]
+        return _copy(asked, *max(passages, key=lambda passage: passage[3].score))
+    told = [({*words(passage[0]), *words(_copy(asked, *passage))}, passage[3].chance) for passage in passages]
 
     def score(letter: str) -> float:
         terms = {*words(choices[letter])}
@@ -101,15 +83,15 @@ def copy_answer(question: str | Question, entries: Sequence[MemoryEntry]) -> str
     return f"({letter}) {choices[letter]}" if question.meta.get("metric") == "choice" else choices[letter]
 
 
-def _copy(question: str, passage: _Passage) -> str:
-    """Return the answer that a passage gives."""
-    text, day, span, start = passage
+def _copy(question: str, text: str, label: int, entry: MemoryEntry, span: AnswerSpan) -> str:
+    """Return the answer that a passage gives, whose first `label` characters name its speaker."""
+    said, start, day = text[label:], span.start - label, day_of(entry.timestamp)
     if asks_for_time(question):
-        if time := find_time(question, text, day, (start, start + len(span.text))):
+        if time := find_time(question, said, day, (start, start + len(span.text))):
             return time.text
         if day is not None and asks_for_day(question):
             return format_date(day)
-    return span.text if span.score > NO_ANSWER else text
+    return span.text if span.score > NO_ANSWER else said
 
 
 def _without_date(entry: MemoryEntry) -> str:

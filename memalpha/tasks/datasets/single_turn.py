@@ -37,15 +37,7 @@ from memalpha.errors import DataError
 from memalpha.tasks.chunking import split_text
 from memalpha.tasks.dataset_info import Count, DataSet, shipped_card
 from memalpha.tasks.formats import files
-from memalpha.tasks.formats.files import (
-    find_file,
-    find_sibling,
-    iter_json_lines,
-    read_turn,
-    require_field,
-    require_items,
-    require_strings,
-)
+from memalpha.tasks.formats.files import find_file, find_sibling, require_field, require_items, require_strings
 from memalpha.tasks.overlap import words
 from memalpha.types import Chunk, Question, SpeakerTurn, Task
 
@@ -110,7 +102,8 @@ def _passages(articles: list[Any], file: str) -> Iterator[tuple[Sequence[Speaker
 def _passages_of_rows(file: Path) -> list[tuple[Sequence[SpeakerTurn], list[Question]]]:
     """Return the passages of a file with a question a row, in the order of their first questions."""
     columns, is_table = ("id", "context", "question", "answers"), file.suffix == ".parquet"
-    rows = files.iter_parquet_rows(file, columns, ("title", "is_impossible")) if is_table else iter_json_lines(file)
+    optional = ("title", "is_impossible")
+    rows = files.iter_parquet_rows(file, columns, optional) if is_table else files.iter_json_lines(file)
     passages: dict[str, tuple[Sequence[SpeakerTurn], list[Question]]] = {}
     for location, row in rows:
         place = f"{location}: question {require_field(row, 'id', (str, int), location)}"
@@ -129,7 +122,7 @@ def _turns(item: Any, titled: Any, id: str, location: str) -> Sequence[SpeakerTu
     if isinstance(context, str):
         return [SpeakerTurn(speaker=title, text=context, id=id)]
     return [
-        read_turn(turn, f"{id}:{n}", f"{location}: context[{n}]", speaker="speaker", text="text")
+        files.read_turn(turn, f"{id}:{n}", f"{location}: context[{n}]", speaker="speaker", text="text")
         for n, turn in enumerate(require_items(context, "turns", f"{location}: context"))
     ]
 
@@ -323,7 +316,7 @@ def load_booksum(
     """
     file = find_file(path, _CARDS["booksum"].files_for(variant)[0].path)
     tasks: list[Task] = []
-    for number, (location, row) in enumerate(iter_json_lines(file)):
+    for number, (location, row) in enumerate(files.iter_json_lines(file)):
         pieces = split_text(require_field(row, "text", str, location))
         summaries: list[str] = []
         for n, item in enumerate(require_field(row, "summary", list, location)):
