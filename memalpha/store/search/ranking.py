@@ -284,6 +284,7 @@ def asks_for_assistants(query: str) -> bool:
 
 
 SURE_WORDS = 4.0  # words of no other document, from which on words count fully beside vectors
+SURE_WORDS_OF_TURNS = 1.5  # the same for raw turns, whose neighbours hold other words of the question
 WELL_SORTED = 0.03  # share of the vectors' variance that groups explain, from which on they count fully
 ROLE_WEIGHT = 0.3  # of an assistant's words; chosen on BEAM's even conversations
 QUESTION_WEIGHT = 0.15  # of a span that asks; chosen on LoCoMo's even conversations and FriendsQA's development set
@@ -503,30 +504,31 @@ class Selection:
         matches = self._lexical.match_terms(query)
         scores, idf = self._bm25.scores(matches)
         scored = self._with_passages(query, scores, idf, self._bm25.inverse_mean)
-        return scored if self._neighbours else scored._replace(confidence=self._confidence(matches, idf))
+        return scored if self._neighbours else scored._replace(confidence=self._confidence(matches, idf, SURE_WORDS))
 
-    def _confidence(self, matches: TermMatches | None, idf: np.ndarray) -> float:
+    def _confidence(self, matches: TermMatches | None, idf: np.ndarray, sure_words: float) -> float:
         """Return the share by which words count: scaling makes the best match a 1 even where it shares a common word.
 
-        They count fully where a document holds as much of the query as `SURE_WORDS` words that no other one holds, or
+        They count fully where a document holds as much of the query as `sure_words` words that no other one holds, or
         as all words of a shorter query.
         """
         if matches is None:
             return 0.0
         unique_idf = np.log(1 + (len(self.slots) - 0.5) / 1.5)
         held = np.bincount(matches.documents, idf[matches.terms]).max()
-        return min(1.0, held / (min(SURE_WORDS, len(matches.repeats)) * unique_idf))
+        return min(1.0, held / (min(sure_words, len(matches.repeats)) * unique_idf))
 
     def _neighbour_scores(self, query: Sequence[str]) -> LexicalScores | None:
         """Return BM25 with the words of neighbouring spans; None without spans."""
         if self._neighbours is None:
             return None
         matches = self._lexical.match_terms(query)
-        own_scores, _ = self._bm25.scores(matches)
+        own_scores, own_idf = self._bm25.scores(matches)
         scores, idf = self._neighbours.scores(matches)
         related = self._neighbours.relatedness(matches)
         scores = related * scores + (1.0 - related) * own_scores
         scored = self._with_passages(query, scores, idf, self._neighbours.inverse_mean)
+        scored = scored._replace(confidence=self._confidence(matches, own_idf, SURE_WORDS_OF_TURNS))
         # A long entry is searched without its neighbours.
         return scored._replace(own=np.where(np.isnan(scored.passages), own_scores, scored.scores))
 

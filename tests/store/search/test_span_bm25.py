@@ -119,14 +119,15 @@ def weigh(documents, query):
 
 
 def confidence(documents, query) -> float:
-    """Return the share by which words count in a memory without spans."""
+    """Return the share by which words count: a turn needs less of a query than a fact, its neighbours hold some."""
+    sure_words = 1.5 if any(document.span for document in documents) else 4
     total, held, terms = len(documents), dict.fromkeys((document.id for document in documents), 0.0), words(query)
     for term in terms:
         holders = [document.id for document in documents if term in words(document.text)]
         for id in holders:
             held[id] += math.log(1 + (total - len(holders) + 0.5) / (len(holders) + 0.5))
     unique = math.log(1 + (total - 0.5) / 1.5)
-    return min(1.0, max(held.values()) / (max(1, min(4, len({*terms}))) * unique))
+    return min(1.0, max(held.values()) / (max(1, min(sure_words, len({*terms}))) * unique))
 
 
 spans = st.one_of(st.none(), st.builds(Span, st.sampled_from("ST"), st.integers(-1, 2), st.just(0)))
@@ -165,7 +166,7 @@ def check_formula(lines, random, query):
         assert math.isclose(hit.explain["bm25"] + hit.explain.get("around", 0.0), expected[hit.id], abs_tol=1e-12)
     values = np.array([[expected[hit.id], hit.explain["dense"]] for hit in results])
     width = np.maximum(np.ptp(values, axis=0), 1e-3)  # a difference of rounding is none
-    words_count = 1.0 if some else confidence(documents, query)
+    words_count = confidence(documents, query)
     scaled = ((values - values.min(axis=0)) / width) @ np.array([words_count, 1.0])
     assert np.allclose([hit.score for hit in results], scaled, atol=1e-9)
 
@@ -191,7 +192,7 @@ def test_the_order_in_which_spans_come_shows_in_no_digit(seed):
 def test_without_neighbours_nothing_changes(contents, query):
     """Facts without a turn, with a turn and no source, and spans that are each alone in their source.
 
-    Only the share by which words count is that of raw text, 1.
+    Only the share by which words count is that of raw text.
     """
     facts = [MemoryEntry(f"n{at}", "semantic", text, valid_from=at) for at, text in enumerate(contents, start=1)]
     plain = search(Corpus(EMBEDDER, map(Document.from_entry, facts)), query, 20)
