@@ -287,7 +287,7 @@ def feedback(task: Task, retrieval: Retrieval, record: Record, style: Style) -> 
     if record.error_class is None:
         return ""
     question, support = retrieval.question, AnswerSupport(task, retrieval)
-    expected = " or ".join(_in_words(question)) or ("unknown" if style == "compact" else "that it is not known")
+    expected = " or ".join(answers_in_words(question)) or ("unknown" if style == "compact" else "that it is not known")
     said = _join_texts(list(support.texts.values())[:QUOTES]) if support.texts else ""
     if style == "compact":
         lines = [f"ask: {question.question}", f"answer: {record.answer}", f"right: {expected}"]
@@ -486,7 +486,7 @@ def is_unspecific(answer: str) -> bool:
     return all(word in _UNSPECIFIC or (word.isdecimal() and len(word) < 3) for word in words)
 
 
-def _in_words(question: Question) -> tuple[str, ...]:
+def answers_in_words(question: Question) -> tuple[str, ...]:
     """Return the accepted answers; the text of an option, not its letter, of a choice."""
     if question.meta.get("metric") != "choice" or not (options := letter_choices(question.meta.get("choices") or {})):
         return question.answers
@@ -502,7 +502,7 @@ class AnswerSupport:
         self.question, self.sources = question, sources
         indexed = [p if p is None else _indexed(_Identity(p)) for p in (retrieval.entries, retrieval.history)]
         self.entries, self.history = indexed
-        answers = _in_words(question)
+        answers = answers_in_words(question)
         self.answers = tuple(answer for answer in answers if not is_unspecific(answer))
         # An accepted answer that has another one in it: the other is all that is needed.
         self.shortest_answers = tuple(

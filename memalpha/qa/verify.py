@@ -10,6 +10,7 @@ from typing import Any
 
 from memalpha.agent.prompts import letter_choices
 from memalpha.errors import DataError
+from memalpha.qa.error_analysis import answers_in_words
 from memalpha.qa.scoring.official import choice_score
 from memalpha.tasks.catalog import (
     MODULES,
@@ -214,7 +215,8 @@ def _evidence(tasks: Sequence[Task]) -> tuple[dict[str, int], tuple[tuple[str, s
             totals["answered"] += 1
             totals["named"] += bool(question.evidence)
             texts = [turn_texts[id] for id in question.evidence if id in turn_texts]
-            if any(answer.casefold() in text for answer in question.answers for text in texts):
+            answers = () if _find_choice_problem(question) else answers_in_words(question)
+            if any(answer.casefold() in text for answer in answers for text in texts):
                 totals["holds"] += 1
             elif question.evidence:
                 elsewhere.append((task.id, question.id))

@@ -66,6 +66,18 @@ def test_a_file_of_ones_own_in_the_format_of_a_set_is_sound(data, tmp_path):
         assert ("1 questions instead of 10,570" in out) == (code == 1)
 
 
+def test_check_looks_for_the_text_of_an_option_in_the_evidence(data, tmp_path):
+    turns = [{"id": "t", "speaker": "Ana", "text": "A bad day, but C. S. Lewis is a joy in Porto."}]
+    questions = [
+        {"id": answer, "question": "What?", "answers": [answer], "evidence": ["t"],
+         "meta": {"metric": "choice", "choices": {"A": "Rome", "B": "Porto", "C": "Oslo", "D": "C. S. Lewis"}}}
+        for answer in ("B", "(b) Porto", "C. S. Lewis", "A", "(c)")
+    ]  # fmt: skip
+    (tmp_path / "t.jsonl").write_text(json.dumps({"id": "ana", "chunks": [{"turns": turns}], "questions": questions}))
+    code, out, _ = data("check", tmp_path / "t.jsonl")
+    assert code == 0 and "it holds the answer in 3\n" in out and "the answer's words: ana A, ana (c) (" in out
+
+
 def test_check_of_valid_files_exits_with_0(data, tmp_path):
     tasks = tmp_path / "tasks.jsonl"
     code, out, _ = data("prepare", "locomo", tasks, f"data={LOCOMO}", "variant=all")
