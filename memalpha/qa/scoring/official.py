@@ -260,8 +260,10 @@ _LABELS = re.compile(
     r"(?<![a-z])([a-z]) ?[):]|(?:\b(?:maybe|perhaps|possibly) |也[许許]|可能是|たぶん|아마 ?)\(?([a-z])\b(?! \w)"
 )
 _DENIED = re.compile(
-    r"\b(?:not?|none|nor|never|neither|nothing|cannot|if|whether|instead|unclear|unsure|nicht|keine?n?|pas|aucune?)\b"
-    r"|n['\u2019]t\b|[?不没沒無无]|ない|ません|아니|않|없"
+    r"\b(?:not?|none|nor|never|neither|nothing|cannot|if|whether|instead|unclear|unsure|except|hardly|doubt|unlikely"
+    r"|wrong|incorrect|false|(?:any|every)\w+ but|nicht|kein\w*|nie|weder|falsch|pas|aucune?|jamais|ni|faux|nunca|non"
+    r"|não|niet|geen|не|нет)\b|n['\u2019]t\b|[?不没沒無无错錯误誤違吗嗎除]|非(?!常)|な[いく]|なかっ|ません|[でま]すか"
+    r"|아[니닙]|않|없|\b[안못] |틀[려렸리린립]"
 )
 """Words with which a sentence may name an option that it does not choose."""
 _WITH_TEXT = re.compile(

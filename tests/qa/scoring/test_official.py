@@ -236,8 +236,9 @@ def test_the_text_of_an_option_names_it():
     [("I think it was Paris.", "a"), ("It was Paris, Texas, as she said.", "b"), ("They met 3 weeks ago", "c"),
      ("Sie wohnt jetzt in Rom", "d"), ("他住在杭州。", "e"), ("Yes, she did", "f"), ("Paris or Rom", ""),
      ("It was not Paris", ""), ("It isn't Paris.", ""), ("I'm unsure whether it was Paris", ""), ("Paris? No.", ""),
-     ("他不住在杭州", ""), ("She is a Parisian", ""), ("B. I thought of Rom first", "b"),
-     ("A. I'm not sure, maybe B.", ""), ("A. Or perhaps B, though", ""), ("A。也许B。", ""),
+     ("他不住在杭州", ""), ("She is a Parisian", ""), ("Paris is wrong", ""), ("他非杭州人", ""), ("杭州吗", ""),
+     ("Anything but Paris", ""), ("I doubt it was Paris", ""), ("Everywhere except Rom", ""), ("A。也许B。", ""),
+     ("B. I thought of Rom first", "b"), ("A. I'm not sure, maybe B.", ""), ("A. Or perhaps B, though", ""),
      ("B. He said maybe a walk", "b"), ("B. Because A is wrong", "b"), ("B. She said so, perhaps B", "b")],
 )  # fmt: skip
 def test_a_sentence_that_names_one_option_alone_chooses_it(text, letters):
