@@ -79,7 +79,7 @@ class AsyncMemoryStore:
         self.namespace_name, self.max_content = store.namespace_name, store.max_content
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name[0] != "_" and name in vars(self):
+        if name in ("path", "schema", "embedder", "namespace_name", "max_content") and name in vars(self):
             raise AttributeError(FIXED.format(name))
         super().__setattr__(name, value)
 

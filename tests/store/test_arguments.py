@@ -142,6 +142,8 @@ def test_what_an_open_store_has_recorded_cannot_be_set() -> None:
                 setattr(memory, name, getattr(memory, name))
         with pytest.raises(AttributeError, match="namespace_name of an open store"):
             scope.namespace_name = "c"
+        for name in ("note", "search") * 2:  # of a subclass, or a test
+            setattr(plain, name, None)
         store.max_content = 3
         with pytest.raises(InvalidContent):
             store.namespace(scope.namespace_name).insert("semantic", "tea?")
