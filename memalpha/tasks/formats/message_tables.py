@@ -53,11 +53,9 @@ def find_columns(path: Path) -> dict[str, str] | None:
     """
     if path.name == "chunks.csv":  # a table of a folder of tasks
         return None
-    with open_text(path) as file:
-        try:
-            first_line = file.readline()
-        except UnicodeError:  # whoever reads it says where
-            return None
+    first_line = ""
+    with open_text(path) as file, suppress(UnicodeError):  # whoever reads it says where
+        first_line = file.readline(csv.field_size_limit())  # a longer field is an error
     for mark in ",;\t":
         header = next(csv.reader([first_line], delimiter=mark), [])
         names = {re.sub("[ _-]+", "_", name.strip().lower()): name.strip() for name in header}
