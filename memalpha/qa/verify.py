@@ -146,7 +146,7 @@ def _find_choice_problem(question: Question) -> str | None:
             choice_score("", answer, options=options)
     except DataError as error:
         return str(error)
-    if options is not None and len({*texts}) < max(2, len(texts)):
+    if options and len({*texts}) < max(2, len(texts)):
         return "choices: two or more different texts are needed"
     return None
 

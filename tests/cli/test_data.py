@@ -105,6 +105,7 @@ def test_check_names_conversations_whose_days_run_backwards(data, tmp_path):
         ("Rome", ["Oslo", "Rome"], None),
         ("b", {"A": "Oslo", "B": "Rome"}, None),
         ("C", ["C", "C++", "C#"], None),
+        ("b", [], None),
         ("Bern", ["Oslo", "Rome"], "'Bern', not a letter"),
         ("a", ["Oslo", "oslo ", "Rome"], "choices: two or more different texts are needed"),
         ("a", ["Oslo"], "choices: two or more different texts are needed"),
