@@ -43,7 +43,7 @@ LORA_FACTOR = 10.0
 
 Tracker = Literal["aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"]
 """Trackers that accelerate has a class of, by the names of their packages."""
-_NONE_OF_TRL = BeforeValidator(lambda value: () if value == "none" else value)
+_NONE_OF_TRL = BeforeValidator(lambda value: () if value in ("none", ["none"]) else value)
 
 
 def default_learning_rate(parameters: int, *, lora: bool = False, supervised: bool = False) -> float:

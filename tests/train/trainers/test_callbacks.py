@@ -105,7 +105,7 @@ def test_what_is_no_callback_is_refused_before_anything_starts(small, tmp_path):
     with pytest.raises(ConfigError, match=r"evaluation\.eval_steps says when"):
         train(small(max_steps=1), callbacks=[Asking])
     with pytest.raises(ConfigError, match=r"EarlyStoppingCallback reads args\.load_best_model_at_end, which"):
-        train(small(report_to="none", max_steps=1), callbacks=EarlyStoppingCallback())
+        train(small(report_to=["none"], max_steps=1), callbacks=EarlyStoppingCallback())
 
 
 @pytest.mark.parametrize(
