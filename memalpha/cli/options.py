@@ -248,8 +248,8 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
 
     Args:
         file: A text, a task file (`.jsonl`, `.json`, `.csv`), chat messages (a message a line in `.jsonl`, a list in
-            `.json`), an export (`tasks.formats.chats`: chats, mails, transcripts, tables of messages), or `-` for one
-            of them on stdin.
+            `.json`), an export (`tasks.formats.chats`: chats, mails, transcripts, tables of messages), or `-` for
+            all but a task file on stdin.
         timestamp: ISO date of the text, or of messages and chunks without one.
         size: Maximum characters of a chunk of a text or of messages.
         exact_times: A chunk of messages or of an exported chat holds those of one timestamp.
