@@ -63,7 +63,7 @@ def copy_answer(question: str | Question, entries: Sequence[MemoryEntry]) -> str
 
     Returns:
         A date for "when" questions, otherwise words of an entry. Of a question with choices the option, with its letter
-        if a letter is asked for, that shares most words with the entries, by the chance that each of them answers.
+        if a letter is asked for, that shares most words with the entries and with their answers, by their chances.
     """
     asked = question if isinstance(question, str) else question.question
     texts = [_without_date(entry).strip() for entry in entries]
@@ -73,11 +73,12 @@ def copy_answer(question: str | Question, entries: Sequence[MemoryEntry]) -> str
     choices = {} if isinstance(question, str) else letter_choices(question.meta.get("choices") or {})
     if isinstance(question, str) or not choices:
         return _copy(asked, *max(passages, key=lambda passage: passage[3].score))
-    told = [({*words(passage[0]), *words(_copy(asked, *passage))}, passage[3].chance) for passage in passages]
+    told = [({*words(passage[0])}, {*words(_copy(asked, *passage))}) for passage in passages]
 
     def score(letter: str) -> float:
-        terms = {*words(choices[letter])}
-        return sum(chance * len(terms & known) for known, chance in told) / max(1, len(terms))
+        terms = {*words(choices[letter])} or {""}
+        shares = [len(terms & known) / len(terms) + len(terms & copied) / len(terms | copied) for known, copied in told]
+        return sum(span.chance * share for span, share in zip(spans, shares, strict=True))
 
     letter = max(choices, key=score)
     return f"({letter}) {choices[letter]}" if question.meta.get("metric") == "choice" else choices[letter]

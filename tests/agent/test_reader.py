@@ -218,14 +218,21 @@ def test_the_copying_floor_in_any_script(question, text, expected):
         ("Where does Ana live now?", ["in Rome", "in Porto"], "(b) in Porto"),
         ("When did Ana swim?", {"A": "2 May 2024", "B": "1 May 2024"}, "(b) 1 May 2024"),
         ("Who has moved?", {"A": "Tom", "B": "Ana"}, "(b) Ana"),
+        ("How old is Ben?", ["32", "23"], "(b) 23"),
+        ("Where does Ben live now?", ["Rome", "York", "New York"], "(c) New York"),
     ],
 )
 def test_the_copying_floor_takes_an_option(question, choices, answer):
-    hits = shown("Ana: I moved to Porto.", "Ana: I swam yesterday.", "小明: 我下周三去上海。")
-    asked = Question(id="q", question=question, answers=("B",), meta={"metric": "choice", "choices": choices})
+    hits = shown(
+        "Ana: I moved to Porto.",
+        "Ana: I swam yesterday.",
+        "小明: 我下周三去上海。",
+        "Ben: I am 23 and my brother is 32. I moved from Rome to New York.",
+    )
+    asked = Question(id="q", question=question, answers=(answer[:3],), meta={"metric": "choice", "choices": choices})
     text_only = asked.model_copy(update={"meta": {"choices": choices}})
     answers = CopyReader().answer([(asked, RetrievedMemory(hits)), (text_only, RetrievedMemory(hits))])
-    assert [reply.text for reply in answers] == [answer, answer.removeprefix("(b) ")]
+    assert [reply.text for reply in answers] == [answer, answer[4:]]
     assert score_question(asked, answers[0]) == score_question(asked, answers[1]) == 1
 
 
