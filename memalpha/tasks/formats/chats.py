@@ -40,6 +40,7 @@ from memalpha.types import Chunk, Task
 _SUFFIXES = (".txt", ".json", ".zip", ".eml", ".mbox", ".srt", ".vtt")
 """Endings of files in a folder of chats; an archive is refused with a word on unpacking it."""
 
+_ASKED = ({"q", "question"}, {"a", "answer", "answers"})
 _AS_TASK = "write a task with chunks and questions (data/README.md)"
 
 
@@ -68,7 +69,7 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
             return None
         value = parse_json_or_none(read_text(path))
         for field, items in value.items() if isinstance(value, Mapping) else ():
-            if is_messages(items) and not items[0].keys().isdisjoint(("q", "question")):
+            if is_messages(items) and all(items[0].keys() & names for names in _ASKED):
                 raise DataError(f"{path}: {field}: questions beside messages are not read: {_AS_TASK}")
         tasks = [Task(id=path.stem, chunks=tuple(load_messages(path)), meta={"source": "messages"})]
     return [with_turn_ids(task) for task in tasks]

@@ -265,7 +265,7 @@ def test_a_conversation_a_line_may_have_an_id_and_a_time_and_no_other_field(tmp_
             load_tasks(tmp_path / name)
     (tmp_path / "dated.json").write_text(json.dumps(line))
     assert load_tasks(tmp_path / "dated.json")[0].chunks[0].timestamp == "2024-05-01"
-    own = {"title": "x", "participants": ["a"], "messages": line["messages"]}
+    own = {"title": "x", "participants": ["a"], "messages": line["messages"], "polls": [{"question": "Pizza?"}]}
     (tmp_path / "own.json").write_text(json.dumps(own))
     assert load_tasks(tmp_path / "own.json")[0].chunks[0].turns[0].text == "Hi"  # no export of Instagram
 
