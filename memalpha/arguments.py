@@ -104,7 +104,7 @@ def check_function(
         raise error(f"{name} {brief_repr(value)}: a function is needed")
     try:
         with suppress(ValueError):  # some builtins tell no signature
-            _ = takes is None or inspect.signature(value).bind(*takes)
+            _ = takes is None or inspect.signature(value, follow_wrapped=False).bind(*takes)
     except TypeError as problem:
         raise error(f"{name}: a function of {' and '.join(takes or ())} is needed ({problem})") from problem
 

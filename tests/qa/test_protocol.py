@@ -229,10 +229,12 @@ def test_a_metric_of_the_user_scores_where_there_is_an_answer(tmp_path, monkeypa
     (tmp_path / "metrics_of_a_test.py").write_text(
         "import numpy\nhalf = lambda reply, question: numpy.float32(0.5)\nlarge = lambda *words: 2\n"
         "broken = lambda reply, question: question.gold\nthree = lambda question, reply, gold: 0.5\n"
+        "import functools\nfits = functools.wraps(three)(half)\n"
     )
     monkeypatch.chdir(tmp_path)
-    [report] = run("rag", metric="metrics_of_a_test:half")
-    assert {record.score for record in report.records if record.gold} == {0.5}
+    for name in ("half", "fits"):
+        [report] = run("rag", metric=f"metrics_of_a_test:{name}")
+        assert {record.score for record in report.records if record.gold} == {0.5}
     assert all(record.correct for record in report.records if record.gold)
     for name, says in (
         ("large", "gave 2: a number from 0 to 1 is needed"),
