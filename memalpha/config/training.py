@@ -276,6 +276,9 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
             _drop(base, "loss", "loss_constant")
         if _needs_conversations(over):
             _drop(base, "sampling", "groups")
+    reader = merge(base, over).get("reader")
+    if isinstance(reader, Mapping) and reader.get("kind") in ("extractive", "copy"):
+        _drop(base, "reader", "policy")  # a preset's, or of a run from before such a policy was refused
     _replace_counterpart(base, over, "init_from", "policy")
     if isinstance(base.get("optimizer"), Mapping) and isinstance(over.get("optimizer"), Mapping):
         base["optimizer"] = dict(base["optimizer"])

@@ -138,11 +138,20 @@ def test_systems_that_were_evaluated_otherwise_do_not_share_a_folder(tmp_path):
         run(("empty",), 2)
 
 
-def test_a_policy_that_no_reader_asks_is_refused():
+def test_a_policy_that_no_reader_asks_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"reader\.kind=copy asks no policy: set reader\.kind=policy"):
         build_config(EvalConfig, {"reader": {"kind": "copy", "policy": "tiny"}}, "test")
     with pytest.raises(ConfigError, match=r"reader\.kind=extractive asks no policy: set reader\.kind=policy"):
         training_config("smollm2", {"reader": {"policy": "tiny"}})
+    (tmp_path / "own.yaml").write_text("reader: {policy: tiny}")
+    with pytest.raises(ConfigError, match=r"reader\.kind=extractive asks no policy: set reader\.kind=policy"):
+        training_config(tmp_path / "own.yaml")
+
+
+def test_a_rule_takes_the_place_of_a_presets_policy_and_earlier_runs_open(tmp_path):
+    assert training_config("erl", {"reader": {"kind": "copy"}}).reader.policy is None
+    run = run_directory(tmp_path / "run", policy="tiny", reader={"kind": "extractive", "policy": "tiny"})
+    assert load_run_settings(run).reader == load_run_settings(run_directory(tmp_path / "other")).reader
 
 
 def test_seeds_are_asked_together():

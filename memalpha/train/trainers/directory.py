@@ -33,13 +33,12 @@ from uuid import uuid4
 import torch
 import yaml
 from peft import PeftModel
-from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from memalpha.arguments import counted
-from memalpha.config import LearnerConfig
+from memalpha.config import LearnerConfig, training_config
 from memalpha.config.sampling import SamplerConfig
 from memalpha.errors import CheckpointError, ConfigError, PolicyError
 from memalpha.policy.base import ADAPTER_CONFIG
@@ -309,8 +308,8 @@ class RunDirectory:
             return
         settings = json.loads(config.model_dump_json())
         recorded = self.load_settings() if (self.path / "config.yaml").exists() else settings
-        with suppress(ValidationError):  # a key that is newer than the run gets its default
-            recorded = json.loads(type(config).model_validate(recorded).model_dump_json())
+        with suppress(ConfigError):  # a key that is newer than the run gets its default
+            recorded = json.loads(training_config(self.path / "config.yaml").model_dump_json())
         current = _comparable(settings)
         recorded = _comparable({key: value for key, value in recorded.items() if key in settings})
         generators, changed = {*GENERATED, "synthetic", "babi"}, []  # no fingerprint says what these make

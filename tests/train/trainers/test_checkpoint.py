@@ -153,7 +153,7 @@ def test_where_adapters_train_a_checkpoint_holds_nothing_else(small, policy_path
 
 
 def test_a_run_from_before_a_key_existed_goes_on_with_its_default(tmp_path):
-    settings = training_config("demo", {"out": tmp_path})
+    settings = training_config("demo", {"out": tmp_path, "reader": {"kind": "extractive"}})
     directory = RunDirectory(tmp_path)
     directory.write_settings(settings)
     directory.begin_run()
@@ -161,6 +161,7 @@ def test_a_run_from_before_a_key_existed_goes_on_with_its_default(tmp_path):
     (tmp_path / "checkpoints" / "step-1").mkdir(parents=True)
     assert directory.saved_steps()
     del kept["reward"]["content"], kept["reader"]["cite"]
+    kept["reader"]["policy"] = "tiny"  # beside a rule, which is refused now
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(kept))
     directory.check_settings(settings)
     directory.check_settings(training_config(settings, {"stop_below": None}))  # as the message of that stop says
