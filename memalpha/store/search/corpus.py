@@ -11,7 +11,7 @@ by the route "soft", the default, where dense is the inner product with the docu
 lexical text. `scale` maps the searched documents to 0..1 by their smallest and largest score. Coverage is the share of
 the query that the embedder knows: where it knows nothing, words alone decide. Confidence is the share of the query's
 words, by idf, that the document with most of them holds: where all share but a common word with the query, vectors
-decide. It is 1 where there are spans (below). Fit is how far groups hold what is alike: where a writer sorts at random,
+decide. Spans (below) need fewer for a 1. Fit is how far groups hold what is alike: where a writer sorts at random,
 they say nothing about a document. A single category has no part. A long document has the bm25 of its best
 passage (`lexical`). Role is -1 for what an assistant said, unless the query asks about it, and question is -1 for
 a span that asks itself (`ranking`). Scaled sums keep how far ahead a document is, which rank fusion discards (LoCoMo
