@@ -303,8 +303,7 @@ class ReaderConfig(ChatConfig):
     @model_validator(mode="after")
     def _refuse_unasked_policy(self) -> ReaderConfig:
         if self.policy is not None and not self.is_model:
-            remedy = "set reader.kind=policy, or leave reader.policy out (in place of a preset's: reader.policy=null)"
-            raise ValueError(f"policy: reader.kind={self.kind} asks no policy: {remedy}")
+            raise ValueError(f"policy: reader.kind={self.kind} asks no policy: set reader.kind=policy, or leave it out")
         return self
 
     @property

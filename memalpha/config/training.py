@@ -276,14 +276,19 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
             _drop(base, "loss", "loss_constant")
         if _needs_conversations(over):
             _drop(base, "sampling", "groups")
-    reader = merge(base, over).get("reader")
-    if isinstance(reader, Mapping) and reader.get("kind") in ("extractive", "copy"):
-        _drop(base, "reader", "policy")  # a preset's, or of a run from before such a policy was refused
+    drop_unasked_policy(base, over)
     _replace_counterpart(base, over, "init_from", "policy")
     if isinstance(base.get("optimizer"), Mapping) and isinstance(over.get("optimizer"), Mapping):
         base["optimizer"] = dict(base["optimizer"])
         _replace_counterpart(base["optimizer"], over["optimizer"], "epochs", "schedule_steps")
     return build_config(kind, merge(base, over), label, None if isinstance(config, AnyTraining) else over)
+
+
+def drop_unasked_policy(base: dict[str, Any], over: Mapping[str, Any]) -> None:
+    """Drop the reader's policy, of a preset or an earlier run, from `base` where a rule is to read."""
+    reader = merge(base, over).get("reader")
+    if isinstance(reader, Mapping) and reader.get("kind") in ("extractive", "copy"):
+        _drop(base, "reader", "policy")
 
 
 def _drop(base: dict[str, Any], group: str, name: str) -> None:

@@ -17,7 +17,6 @@ from memalpha.arguments import check_path
 from memalpha.config import (
     EvalConfig,
     PreferenceConfig,
-    ReaderConfig,
     RewardModelConfig,
     TextConfig,
     build_config,
@@ -29,6 +28,7 @@ from memalpha.config import (
 )
 from memalpha.config.groups import HELD_OUT_SEED, LoadingConfig
 from memalpha.config.sampling import EvalSamplingConfig
+from memalpha.config.training import drop_unasked_policy
 from memalpha.errors import ConfigError, DataError, did_you_mean
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy, resolve_checkpoint
@@ -198,10 +198,9 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
         streams = run_config.evaluation.babi or run_config.babi
         fields |= {"benchmark": "babi", "babi": streams.model_dump(), "limit": run_config.evaluation.tasks}
         fields["seeds"] = (run_config.evaluation.seed or 0,)
-    chosen = overrides.get("reader")
-    kind = chosen.get("kind", reader.kind) if isinstance(chosen, Mapping) else reader.kind
-    if not ReaderConfig.model_construct(kind=kind).is_model:
-        fields["reader"]["policy"] = None  # the run's, which a rule does not ask
+    drop_unasked_policy(fields, overrides)
+    if overrides.get("benchmark") == "state":  # nobody reads there
+        del fields["reader"], fields["metric"]
     settings = build_config(EvalConfig, merge(fields, overrides), str(run))
     if TRAINED_SYSTEM not in settings.systems:
         return settings

@@ -110,9 +110,8 @@ def run_state(config: EvalConfig) -> dict[str, Any]:
     """
     folder = None if config.out is None else make_result_folder(config.out)
     world = config.world.model_copy(update={"preset": "state"})
-    tasks = cut_chunks(
-        config, (t for seed in config.seeds for t in worlds.tasks(world, seed, 0, config.limit or LIMIT))
-    )
+    tasks = [task for seed in config.seeds for task in worlds.tasks(world, seed, 0, config.limit or LIMIT)]
+    tasks = cut_chunks(config, tasks)
     rows = []
     for name, by_task in read_with_systems(config, tasks):
         items = ((task.id, item) for task, of_task in zip(tasks, by_task, strict=True) for item in of_task)

@@ -68,6 +68,7 @@ def test_a_synthetic_run_is_evaluated_on_its_held_out_world(tmp_path):
     for folder in (run, moved, streams):
         held_out = TaskSource(training_config(folder / "config.yaml")).held_out
         assert load_config_tasks(load_run_settings(folder)) == held_out, "the conversations of its own evaluation"
+    assert load_run_settings(run, {"benchmark": "state"}).benchmark == "state", "which asks no reader, not the run's"
     overrides = load_run_settings(run, {"data": "mine.jsonl"})
     assert (overrides.benchmark, overrides.data, overrides.limit) == ("tasks", "mine.jsonl", None)
     with pytest.raises(ConfigError, match="data: name the task file"):
