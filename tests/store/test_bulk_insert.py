@@ -156,7 +156,7 @@ def test_a_batch_asks_the_database_a_few_times() -> None:
 def test_metadata_of_a_batch_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[object] = []
     encode = fields._ENCODE
-    monkeypatch.setattr(fields, "_ENCODE", lambda value, level: encoded.append(value) or encode(value, level))
+    monkeypatch.setattr(fields, "_ENCODE", lambda value: encoded.append(value) or encode(value))
     for size in (20, 80):
         store = new()
         encoded.clear()
