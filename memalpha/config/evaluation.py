@@ -21,7 +21,7 @@ from memalpha.config.common import (
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import EvalSamplingConfig
 
-_NO_READER = ("metric", "reader", "context_tokens", "variant", "options")
+_NO_READER = ("metric", "reader", "context_tokens", "variant", "options")  # without effect where nobody reads
 EVAL_K = 20
 """Default number of passages that a searching system shows for a question."""
 

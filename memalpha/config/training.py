@@ -22,6 +22,7 @@ from memalpha.config.common import (
 )
 from memalpha.config.files import build_config, merge, read_config, shipped_configs
 from memalpha.config.groups import (
+    HELD_OUT_SEED,
     MemoryEvaluationConfig,
     PairsEvaluationConfig,
     PairsOptimizerConfig,
@@ -121,6 +122,17 @@ class RunConfig(RolloutConfig):
         if self.reward.metric == "cited" and not self.reader.cite:
             raise ValueError("reward.metric: cited scores replies that name their evidence: set reader.cite=true")
         return self
+
+    @property
+    def held_out_world(self) -> WorldConfig:
+        """World of the held-out conversations."""
+        return self.evaluation.world or self.world.model_copy(update={"split": "test", "drills": 0.0})
+
+    @property
+    def held_out_seed(self) -> int:
+        """Seed of generated validation and held-out conversations."""
+        seed = self.evaluation.seed
+        return seed if seed is not None else 0 if self.data == "babi" else HELD_OUT_SEED
 
 
 WHOLE_CONVERSATIONS = ("ppo", "dpo", "erl")

@@ -26,7 +26,7 @@ from memalpha.config import (
     shipped_configs,
     training_config,
 )
-from memalpha.config.groups import HELD_OUT_SEED, LoadingConfig
+from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import EvalSamplingConfig
 from memalpha.config.training import drop_unasked_policy
 from memalpha.errors import ConfigError, DataError, did_you_mean
@@ -191,13 +191,12 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
     if run_config.evaluation.data is not None:
         fields["data"] = run_config.evaluation.data
     elif "data" not in overrides and run_config.data == "synthetic":
-        world = run_config.evaluation.world or run_config.world.model_copy(update={"split": "test", "drills": 0.0})
-        fields |= {"benchmark": "synthetic", "world": world.model_dump(), "limit": run_config.evaluation.tasks}
-        fields["seeds"] = (HELD_OUT_SEED if run_config.evaluation.seed is None else run_config.evaluation.seed,)
+        world, seeds = run_config.held_out_world.model_dump(), (run_config.held_out_seed,)
+        fields |= {"benchmark": "synthetic", "world": world, "seeds": seeds, "limit": run_config.evaluation.tasks}
     elif "data" not in overrides and run_config.data == "babi":
         streams = run_config.evaluation.babi or run_config.babi
         fields |= {"benchmark": "babi", "babi": streams.model_dump(), "limit": run_config.evaluation.tasks}
-        fields["seeds"] = (run_config.evaluation.seed or 0,)
+        fields["seeds"] = (run_config.held_out_seed,)
     drop_unasked_policy(fields, overrides)
     if overrides.get("benchmark") == "state":  # nobody reads there
         del fields["reader"], fields["metric"]

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from memalpha.agent.agent import build_request
 from memalpha.config import AgentConfig, RunConfig, SFTConfig, TrainConfig
-from memalpha.config.groups import HELD_OUT_SEED
 from memalpha.config.training import AnyTraining
 from memalpha.errors import ConfigError, DataError
 from memalpha.qa.memory_reward import check_categories
@@ -64,12 +63,11 @@ class TaskSource(FileTasks[Task]):
             if config.world.split == "test":
                 raise ConfigError("world.split: the test split is for evaluation only; train with split=train")
             world = config.world.model_copy(update={"pseudo_values": 0.0, "drills": 0.0})
-            seed = HELD_OUT_SEED if config.evaluation.seed is None else config.evaluation.seed
+            seed = config.held_out_seed
             self.validation = synthetic.tasks(world, seed, 0, config.evaluation.validation_tasks)
-            test = config.evaluation.world or config.world.model_copy(update={"split": "test", "drills": 0.0})
-            self.held_out = eval_tasks or synthetic.tasks(test, seed, 0, config.evaluation.tasks)
+            self.held_out = eval_tasks or synthetic.tasks(config.held_out_world, seed, 0, config.evaluation.tasks)
         elif config.data == "babi":
-            seed = config.evaluation.seed or 0
+            seed = config.held_out_seed
             self.validation = babi.streams(config.babi, "validation", seed, 0, config.evaluation.validation_tasks)
             test = config.evaluation.babi or config.babi
             self.held_out = eval_tasks or babi.streams(
