@@ -1,6 +1,7 @@
 """Times that a message names: "on 8 May", "last Friday", "two weeks ago" beside the day it was sent.
 
-English, Chinese, Japanese and Korean words are read, and dates in digits.
+English, Chinese, Japanese and Korean words are read, and dates in digits. Words of the other languages of
+`data/words_of_time.yaml` are read for questions in these languages: German "hier" is no day, French "hier" is one.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from bisect import bisect
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import date, timedelta
+from functools import cache, partial
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memalpha.store.search.lexical import words
 from memalpha.store.values import MONTHS
+from memalpha.tasks.formats.files import load_shipped_yaml
 
-_COUNTS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6}
-_COUNTS |= {"seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12}
+_WORDS = load_shipped_yaml("words_of_time.yaml")
+_ENGLISH = _WORDS["English"]
+_COUNTS = _ENGLISH["count"]
 _COUNTED = rf"(?<!half )(?<!ty-)(?<!\d[.,])({'|'.join(_COUNTS)}|\d{{1,3}}) (day|week|month|year)s?\b"
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _WEEKDAY = rf"(?:{'|'.join(_WEEKDAYS)})"
@@ -29,22 +33,12 @@ _MONTH = rf"(?P<month>{'|'.join(f'{month[:3]}(?:{month[3:]})?' for month in MONT
 _DAY = r"(?:(?P<first>\d{1,2})(?:st|nd|rd|th)? ?(?:-|\u2013|to|and) ?)?(?P<day>\d{1,2})(?:st|nd|rd|th|\.)?"
 _YEAR = r"(?:,? (?:of )?(?:(?P<year>\d{4})\b|(?P<which>last|this|next) year\b))"
 _CUE = "last|this|next|in|by|since|until|till|during|early|late|mid|(?:start|beginning|middle|end|week|weekend) of"
-_NO_POINTS = "(?!建[议議]|意[见見思]|要[求点點注]|原[因则則]|理由|[内內]容|[看想]法|注意|方[面案]|式)"
-_EAST_HOUR = (
-    r"(?:(?:[上下]午|晚上|早上|中午|凌晨|傍晚|午[前後]|[朝夜]|오전|오후|저녁|아침|새벽) ?)?"
-    r"(?:(?:(?<![\d第])(?<!\d[.:\uff1a])(?:[01]?\d|2[0-4])"
-    r"|(?<![第这那這十百二三四五六七八九])(?:二?十[一二三四五六七八九]?|[二两兩三四五六七八九]{1,2})"
-    r"|一(?=.[钟鐘半])|(?<=[午上晨])一)"
-    rf"(?:[点點](?:[钟鐘]|{_NO_POINTS})|[时時](?![间間候代])|[:\uff1a]\d\d(?!\d))"
-    r"|(?:(?<![\d.])\d{1,2}|(?:(?<![가-힣])|(?<=[전후녁침벽]))(?:열 ?[한두]|한|두|세|네|다섯|여섯|일곱|여덟|아홉|열))"
-    r" ?시(?![간계기대민선설스시작장점즌합험]))"
-    r"(?:半|[\d一二三四五六七八九十]{1,3}分(?![钟鐘])| ?반| ?\d{1,2}분)?"
-)
-ASKS_FOR_HOUR = (
-    rf"(?<![哪这那這])[几幾][点點]{_NO_POINTS}|몇 ?시(?![간대즌])"
-    "|(?:(?<=[ぁ-ん])何時|何時(?=.{0,99}[ぁ-ん]))(?!間|でも)"
-)
-"""Words of Chinese, Japanese and Korean questions for an hour."""
+_EAST_HOUR, _EAST_ASKS, ASKS_FOR_HOUR = ("".join(_WORDS["east"][name]) for name in ("hour", "asks", "asks_for_hour"))
+_FOREIGN_ASKS = {
+    name: rf"\W*(?:[\w'\u2019]+ )?(?:{language['asks']})\b" for name, language in _WORDS["languages"].items()
+}
+ASKS_FOR_TIME = "|".join([*_FOREIGN_ASKS.values(), f".*(?:{_EAST_ASKS}|{ASKS_FOR_HOUR})"])
+"""Beginnings of questions for a time in other languages than English."""
 CLOCK = re.compile(
     r"\b\d{1,2}(?:[:.]\d\d)? ?(?:[ap]\.?m\b\.?|o'clock)|\b\d{1,2}:\d\d\b"
     r"|(?<=\bat )\d{1,2}\b(?=[.,;!?]|$| (?:and|but|on|every|sharp|this|to\w+)\b)"
@@ -149,7 +143,7 @@ def _times(question: str, text: str, day: date | None) -> Iterator[Time]:
     """Yield the times of a text; of words that overlap, those of the first form."""
     is_taken = bytearray(len(text))
     asks_of_past = _ASKS_OF_PAST.search(question) is not None
-    for form, resolve, is_named, is_loose in _FORMS:
+    for form, resolve, is_named, is_loose in (*_forms_for(question), *_FORMS):
         for match in form.finditer(text):
             start, end = match.span()
             first = max(0, start - _SENTENCE)
@@ -191,11 +185,13 @@ def _shift_month(day: date, by: int, number: int = 1) -> date:
     return date(day.year + years, month + 1, number)
 
 
-def _move(day: date, unit: str, by: int) -> str:
-    """Return the day, month or year that is `by` units later."""
-    if unit in ("day", "week"):
-        return format_date(day + timedelta(days=by * (7 if unit == "week" else 1)))
-    return f"{_shift_month(day, by):%B %Y}" if unit == "month" else str(day.year + by)
+def _move(day: date, unit: str, by: int, language: dict[str, Any] = _ENGLISH) -> str:
+    """Return the day, month or year that is `by` units later, in a language."""
+    if unit == "year":
+        return str(day.year + by)
+    day = _shift_month(day, by) if unit == "month" else day + timedelta(by * {"day": 1, "week": 7}.get(unit, 0))
+    month = language["month"][day.month].split("|")[0]
+    return language["written"]["month" if unit == "month" else "day"].format(day=day.day, month=month, year=day.year)
 
 
 def _counted(match: re.Match[str], day: date, is_past: bool) -> str:
@@ -261,37 +257,9 @@ _LOOSE = {
     rf"\b(?:every |each ){_WEEKDAY}\b|\b{_WEEKDAY}s\b": _quoted,
     rf"\b(?P<period>{_WEEKDAY})\b": _beside,
 }
-_EAST_DAYS = {  # Chinese, Japanese, Korean
-    -3: "大前天",
-    3: "大[后後]天|글피",
-    -2: "(?<![以之目面])前天|一昨日|おととい|그저께|그제(?![서야])",
-    2: "(?<![以之然今])[后後]天(?!性)|明後日|あさって|모레",
-    -1: "昨[天日晚夜]|きのう|어제",
-    1: "(?<![聪聰文发發證证光])明(?:[天晚早朝晩]|日(?![香期]))|あした|내일",
-    0: "今[天日晚早朝晩夜]|きょう(?!と|だい)|오늘(?!날)",
-}
-_EAST_YEARS = {
-    -2: "一昨年|(?<![以之目])前年|おととし|재작년",
-    -1: "去年|昨年|작년|지난해",
-    1: "(?<![发發證证])明年(?![龄齡])|[来來]年|내년",
-    0: "今年|올해",
-}
-_EAST_MONTHS = {
-    -2: "上上[个個]?月|先々月|지지난 ?달",
-    2: "下下[个個]?月|再[来來]月|다다음 ?달",
-    -1: "上[个個]?月(?![亮光])|先月|지난 ?달",
-    1: "下[个個]?月|[来來]月|다음 ?달",
-}
-_EAST_WEEKS = {
-    -2: "上上|先々|지지난",
-    2: "下下|再来|다다음",
-    -1: "(?<![早晚])上|先|지난|저번",
-    1: "下|来|來|다음",
-    0: "[这這本今]|이번",
-}
-_EAST_WEEKDAYS = ("一二三四五六日", "月火水木金土天", "월화수목금토일")
-_EAST_COUNTS = {digit: number for number, digit in enumerate("一二三四五六七八九", 1)} | {"两": 2, "兩": 2}
-_EAST_COUNTS |= {"일": 1, "한": 1, "두": 2, "세": 3, "네": 4}
+_EAST_DAYS, _EAST_YEARS, _EAST_MONTHS, _EAST_WEEKS, _EAST_WEEKDAYS, _EAST_COUNTS = (
+    _WORDS["east"][name] for name in ("days", "years", "months", "weeks", "weekdays", "counts")
+)
 _DIGITS = "".join(_EAST_COUNTS)
 _EAST_CLOCK = rf"(?P<clock>(?:の|的| )?{_EAST_HOUR})?"
 
@@ -359,6 +327,56 @@ _EAST: dict[str, _Resolver] = {
     r"(?P<unit>[天日일년年]|[周週]間?|[个個]?星期|주일?|[个個かヶケ]月|개월|달) ?之?"
     r"(?P<side>[前后後전후뒤])(?![半后後화공배])": _east_counted,
 }
+
+
+def _resolve_foreign(language: dict[str, Any], kind: str, match: re.Match[str], day: date, is_past: bool) -> str:
+    """Return a time in the words of a language; counts and periods lie `kind` "before" or "after" the day."""
+    parts = {name: part for name, part in match.groupdict().items() if part}
+
+    def find(name: str) -> Any:
+        return next(value for value, form in language[name].items() if re.fullmatch(form, parts[name], re.I))
+
+    first, unit, by, sign = "", "day", 0, -1 if kind == "before" else 1
+    if "days" in parts:
+        by = find("days")
+    elif "count" in parts:
+        unit, by = find("unit"), sign * (int(parts["count"]) if parts["count"].isdecimal() else find("count"))
+    elif "period" in parts:
+        unit, by = find("period"), sign
+    elif "month" in parts:
+        unit, gap = "day" if "day" in parts else "month", find("month") - day.month
+        year = int(parts.get("year", day.year + (gap < -6) - (gap > 6)))
+        day = date(year, find("month"), int(parts.get("day", 1)))
+        first = f"{parts['first']}\u2013" if "first" in parts else ""
+    elif "year" in parts:
+        return parts["year"]
+    said = _move(day, unit, by, language)
+    if unit == "other":
+        said = language["beside"][kind].format(period=parts["period"], date=said)
+    return first + said + parts.get("clock", "")
+
+
+@cache
+def _compile_language(name: str) -> tuple[_Form, ...]:
+    language, compiled = _WORDS["languages"][name], list[_Form]()
+    tables = ("days", "month", "unit", "period")
+    parts = {name: f"(?P<{name}>{'|'.join(language[name].values())})" for name in tables}
+    parts |= {name: language[name] for name in ("of", "since", "today")}
+    parts["count"] = rf"(?P<count>{'|'.join(language['count'].values())}|\d{{1,3}})"
+    for kind, forms in {**_WORDS["every language"], **language["forms"]}.items():
+        resolve = partial(_resolve_foreign, language, kind)
+        for form in forms:
+            whole = _WORDS["form"].format(form=form.format(**parts), clock=language["clock"])
+            compiled.append((re.compile(whole, re.I), resolve, kind == "named", kind == "today"))
+    return tuple(compiled)
+
+
+def _forms_for(question: str) -> Iterator[_Form]:
+    """Return the forms of the languages in which a question asks for a time; none for an English one."""
+    names = (name for name, asks in _FOREIGN_ASKS.items() if re.match(asks, question, re.I))
+    return (form for name in names for form in _compile_language(name))
+
+
 _FORMS = (
     *_compile(_NAMED, is_named=True),
     *_compile(_RELATIVE),

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from memalpha.agent.dates import ASKS_FOR_HOUR, CLOCK, day_of, find_time
+from memalpha.agent.dates import ASKS_FOR_TIME, CLOCK, day_of, find_time
 from memalpha.agent.parsing import after_thinking, parse_calls
 from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
 from memalpha.agent.quoting import NOTE
@@ -511,13 +511,7 @@ _ASKS_FOR_DAY = re.compile(
     rf"|.*\bhow long ago\b|(?:\w+ )?(?:what|which) (?:day|date){_VERB}",
     re.I | re.S,
 )
-_ASKS_FOR_TIME = re.compile(  # of German, Spanish, French a date in digits is read, but not "gestern"
-    rf"(?:\w+ )?(?:what|which) (?:month|year|time){_VERB}|\W*(?:\w+ )?(?:wann|cu[a\u00e1]ndo|quand)\b"
-    "|.*(?:什[么麼][时時]候|(?<![任为為如])何[时時](?![间間])|哪一?天|几月几|幾月幾|いつ(?!も|か(?!ら))|何日(?!間)"
-    "|언제(?!나|든|라도)|며칠(?! ?(?:동안|간)))"
-    rf"|.*(?:{ASKS_FOR_HOUR})",
-    re.I | re.S,
-)
+_ASKS_FOR_TIME = re.compile(rf"(?:\w+ )?(?:what|which) (?:month|year|time){_VERB}|{ASKS_FOR_TIME}", re.I | re.S)
 
 
 def asks_for_day(question: str) -> bool:

@@ -1,7 +1,7 @@
 """Times that messages name: which of several answers, in what words, and when the message's own day does."""
 
 import time
-from datetime import date
+from datetime import date, timedelta
 
 import pytest
 from memories import working_memory
@@ -98,7 +98,7 @@ WHEN = (
     ("When I was ill, who cooked?", "My brother Ben cooked for you", "2024-05-01", "My brother Ben"),
     ("When did he pay the rent?", "He paid the rent this morning, not last week.", "2024-05-01", "1 May 2024"),
     ("When was the flat painted?", "We painted the flat a few days ago", "2024-05-01", "a few days before 1 May 2024"),
-    ("Wann ist die Prüfung?", "Die Prüfung ist am 8. August 2024", "2024-05-01", "8 August 2024"),
+    ("Wann ist die Prüfung?", "Die Prüfung ist am 8. August 2024", "2024-05-01", "8. August 2024"),
     ("小明什么时候结婚?", "我2024年6月8日结婚。", "2024-05-01", "2024年6月8日"),
     ("出発はいつですか?", "出発は2024年6月8日です。", "2024-05-01", "2024年6月8日"),
     ("결혼식은 언제예요?", "결혼식은 2024년 6월 8일이에요.", "2024-05-01", "2024년 6월 8일"),
@@ -205,7 +205,7 @@ WHEN = (
     ("When did the twins walk?", "The twins walked on 28 December.", "2024-01-04", "28 December 2023"),
     ("When will Eli fly home?", "I plan to fly home on the 3rd", "2024-05-28", "3 June 2024"),
     ("When does the choir meet?", "The choir meets every Monday", "2024-05-28", "every Monday"),
-    ("Wann beginnt der Kurs?", "Der Kurs beginnt am 15. September 2024", "2024-05-28", "15 September 2024"),
+    ("Wann beginnt der Kurs?", "Der Kurs beginnt am 15. September 2024", "2024-05-28", "15. September 2024"),
     ("妈妈的生日是什么时候?", "妈妈的生日是3月8日。", "2024-05-28", "3月8日"),
     ("試験はいつ?", "試験は7月12日に東京であります。", "2024-05-28", "7月12日"),
     ("여행은 언제 가요?", "우리는 8월 3일에 여행을 가요.", "2024-05-28", "8월 3일"),
@@ -337,6 +337,86 @@ def test_words_of_time_that_ask_for_none(question, asks):
     assert asks_for_time(question) is asks
 
 
+MONTHS_OF = {
+    "Wann war das?": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember",
+    "¿Cuándo fue?": "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre",
+    "C'est quand ?": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
+    "Quando è stato?": "gennaio febbraio marzo aprile maggio giugno luglio agosto settembre ottobre novembre dicembre",
+    "Quando foi?": "janeiro fevereiro março abril maio junho julho agosto setembro outubro novembro dezembro",
+}
+
+
+@pytest.mark.parametrize(
+    ("question", "written", "month", "ago", "ahead"),
+    [
+        ("Wann war das?", "am {0}. {1} {2}", "im {1} {2}", "vor {0} Tagen", "in {0} Wochen"),
+        ("¿Cuándo fue?", "el {0} de {1} de {2}", "en {1} de {2}", "hace {0} días", "dentro de {0} semanas"),
+        ("C'est quand ?", "le {0} {1} {2}", "en {1} {2}", "il y a {0} jours", "dans {0} semaines"),
+        ("Quando è stato?", "il {0} {1} {2}", "a {1} {2}", "{0} giorni fa", "tra {0} settimane"),
+        ("Quando foi?", "em {0} de {1} de {2}", "em {1} de {2}", "há {0} dias", "daqui a {0} semanas"),
+    ],
+)
+def test_dates_written_in_a_language_are_read_back(question, written, month, ago, ahead):
+    names, said = MONTHS_OF[question].split(), date(2024, 5, 8)
+
+    def read(text, day=said):
+        hit = find_time(question, f"Ana: {text}, ok", day)
+        return None if hit is None else hit.text
+
+    def write(day, form=written):
+        return form.format(day.day, names[day.month - 1], day.year)
+
+    for number in range(366):
+        day = date(2024, 1, 1) + timedelta(number)
+        text = write(day).split(" ", 1)[1]
+        assert read(write(day)) == text
+        assert read(write(day)[:-5].removesuffix(" de"), day + timedelta(90)) == text  # without its year, the nearest
+        assert read(write(day, month)) == write(day, month).split(" ", 1)[1]
+    for count in range(2, 100):
+        assert read(ago.format(count)) == write(said - timedelta(count)).split(" ", 1)[1]
+        assert read(ahead.format(count)) == write(said + timedelta(7 * count)).split(" ", 1)[1]
+
+
+@pytest.mark.parametrize(
+    ("question", "text", "expected"),  # said on Wednesday, 8 May 2024
+    [
+        ("Wann ist Anna umgezogen?", "Ich bin vorgestern umgezogen.", "6. Mai 2024"),
+        ("Wann kommt er?", "Guten Morgen! Er kommt morgen um 8 Uhr.", "9. Mai 2024 um 8 Uhr"),
+        ("Wann war das Konzert?", "Das Konzert war letzten Freitag.", "Freitag vor dem 8. Mai 2024"),
+        ("Seit wann wohnt er hier?", "Er wohnt seit 2019 hier.", "2019"),
+        ("Wann ist der Urlaub?", "Der Urlaub ist vom 3. bis 17. August.", "3\u201317. August 2024"),
+        ("Wann fängt der Kurs an?", "Der Kurs fängt nächsten Monat an", "Juni 2024"),
+        ("¿Cuándo se mudó Ana?", "Me mudé hace dos semanas a Lyon", "24 de abril de 2024"),
+        ("¿Cuándo viene?", "Esta mañana llamé; viene pasado mañana.", "10 de mayo de 2024"),
+        ("¿Cuándo fue?", "Fue el viernes pasado a las 8", "viernes antes del 8 de mayo de 2024 a las 8"),
+        ("¿En qué mes nació?", "Nació en marzo de 1990", "marzo de 1990"),
+        ("Quand as-tu déménagé ?", "J'ai mangé un Mars et j'ai déménagé hier.", "7 mai 2024"),
+        ("Quand commence le cours ?", "Le cours commence l'année prochaine", "2025"),
+        ("Quand a-t-il vu le dentiste ?", "Il a vu le dentiste vendredi dernier", "vendredi avant le 8 mai 2024"),
+        ("Quando si è trasferita?", "Si è trasferita due settimane fa", "24 aprile 2024"),
+        ("Quando é a festa?", "A festa é amanhã às 20h", "9 de maio de 2024 às 20h"),
+        ("Wann war er da?", "Gestern Abend, nicht am Morgen", "7. Mai 2024"),
+    ],
+)
+def test_words_of_time_in_european_languages(question, text, expected):
+    assert copy_answer(question, [MemoryEntry("i", "semantic", text, timestamp="2024-05-08")]) == expected
+
+
+@pytest.mark.parametrize(
+    ("question", "text"),
+    [
+        ("When did it end?", "gestern, hier, ayer, ieri, 3 mars, vor zwei Wochen, le 3 mai, hace dos días, morgen"),
+        ("Wann ist das Spiel?", "Ist er hier? Guten Morgen! Am Morgen gab es Mars."),
+        ("¿Cuándo es?", "Por la mañana hace dos cafés"),
+        ("Quand était-ce ?", "Il y a deux ans et demi. Le mars est bon, il y a deux chats"),
+        ("Quand même, qui vient ?", "Il vient demain"),
+        ("Wann war das?", "am 31. Februar, vor 1,5 Jahren, vor einem halben Jahr"),
+    ],
+)
+def test_words_of_other_languages_or_other_meaning_name_no_time(question, text):
+    assert find_time(question, text, date(2024, 5, 8)) is None
+
+
 @pytest.mark.parametrize("reader", [ExtractiveReader(), QuotingReader()])
 @pytest.mark.parametrize(
     ("content", "question", "expected"),
@@ -394,8 +474,11 @@ def test_which_questions_the_day_of_a_message_answers():
     assert [question for question in others if asks_for_day(question)] == []
 
 
-@pytest.mark.parametrize("text", ["1 May at 9 ", "may, ", "on Friday at 9, and ", ". " * 9, "12-1-1"])
+@pytest.mark.parametrize(
+    "text", ["1 May at 9 ", "may, ", "on Friday at 9, and ", ". " * 9, "12-1-1", "3. bis 3. bis ", "il y a environ 3 "]
+)
 def test_long_texts_are_read_in_a_moment(text):
     start = time.process_time()
-    find_time("When is may?", text * 20_000, date(2024, 5, 1), (50_000, 50_003))
+    for question in ("When is may?", "Wann?", "Quand ?"):
+        find_time(question, text * 20_000, date(2024, 5, 1), (50_000, 50_003))
     assert time.process_time() - start < 2
