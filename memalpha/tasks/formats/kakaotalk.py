@@ -2,7 +2,8 @@
 
 KakaoTalk on a desktop writes `--------------- 2024년 5월 3일 금요일 ---------------` and `[Ana] [오후 2:31] text`, on
 a phone `2024년 5월 3일 오후 2:31, Ana : text`. LINE writes `2024/05/03(金)` and `14:31<TAB>Ana<TAB>text`, and a text of
-several lines in quotation marks. Both do so in English, too; LINE also in Chinese and Thai.
+several lines in quotation marks; on a PC `2024.05.03 金曜日` and `14:31 Ana text` in a file `[LINE]Ana.txt`, where a
+name ends at the first space. Both do so in English, too; LINE also in Chinese and Thai.
 Where a day is `Fri, 5/3/2024`, the weekdays decide which of the numbers is the month, or else the file as in
 WhatsApp's texts.
 
@@ -33,6 +34,7 @@ _HEADS = {
     re.compile(
         rf"(?P<date>{_DATE}),?(?: at)? (?P<clock>{_CLOCK})(?:, (?P<name>.{{1,80}}?) :(?: |$)|[,:] )"
     ): "kakaotalk",
+    re.compile(rf"(?P<clock>{_CLOCK}) (?P<name>[^\s:]{{1,80}}) (?=\S)"): "line",
 }
 _TITLE = re.compile(r"\[LINE\] .*|(?:저장한 날짜|Date Saved|保存日時|Saved on|儲存日期|บันทึกวันที่) ?[:\uff1a].*")
 _FIRST_LINES = 8  # within which the first message must stand
@@ -42,7 +44,7 @@ _KINDS = {
     "media": re.compile(
         r"사진(?: \d+장)?|동영상|이모티콘|음성메시지|파일: .+|<\S+ 읽지 않음>|"
         r"(?:[0-9a-f]{32,}\.\w{3,4}\n?)+|"
-        r"Photos?(?: \d+)?|\d+ photos|Video|Emoticons?|Sticker|Voice (?:Message|Note)|File: .+|"
+        r"Photos?(?: \d+)?|\d+ photos|Videos?|Emoticons?|Stickers?|スタンプ|Voice (?:Message|Note)|File: .+|"
         r"\[(?:スタンプ|写真|動画|ボイスメッセージ|アルバム|Sticker|Photo|Video|Voice message|Album|GIF|"
         r"스티커|사진|동영상|음성 ?메시지|앨범|貼圖|照片|影片|語音訊息|สติกเกอร์|รูป|ภาพ|วิดีโอ)\]|"
         r"\[(?:ファイル|파일|File|檔案)\].*"
@@ -65,7 +67,8 @@ def read_day_text(
 ) -> tuple[str, list[Utterance]] | None:
     """Return app and messages of an export of KakaoTalk or LINE; None for another text.
 
-    It is one if its title stands before the first message, or one of KakaoTalk if messages begin half of its lines.
+    It is one if its title stands before the first message or its file is named `[LINE]`, or one of KakaoTalk if
+    messages begin half of its lines.
 
     Args:
         text: The text.
@@ -81,7 +84,7 @@ def read_day_text(
     matches = [head.match(line) for line in lines]
     first = next(number for number, match in enumerate(matches) if match)
     named = sum(match is not None and bool(match["name"]) for match in matches)
-    is_titled = any(map(_TITLE.fullmatch, lines[:first]))
+    is_titled = path.name.startswith("[LINE]") or any(map(_TITLE.fullmatch, lines[:first]))
     is_long = _HEADS[head] != "line" and named > 1 and 2 * named >= len(filled)
     if not named or not (is_titled or is_long):
         return None

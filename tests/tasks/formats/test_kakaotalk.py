@@ -67,6 +67,22 @@ def test_what_was_said_in_line(tmp_path):
     assert task.meta == {"source": "line", "left_out": {"media": 1, "notices": 1, "deleted messages": 1}}
 
 
+PC = (
+    "2024.05.03 金曜日\n14:31 花子 ポルトに\n引っ越した。\n14:32 太郎 スタンプ\n2024.05.04 土曜日\n"
+    "09:05 太郎 いつ?\n9:06 花子 昨日: 3時\n"
+)
+
+
+def test_what_was_said_in_line_on_a_pc(tmp_path):
+    task, turns = chat(tmp_path, PC, "[LINE]花子.txt")
+    assert turns == [
+        ("2024-05-03T14:31", "花子", "ポルトに\n引っ越した。"),
+        ("2024-05-04T09:05", "太郎", "いつ?"),
+        ("2024-05-04T09:05", "花子", "昨日: 3時"),
+    ]
+    assert task.meta == {"source": "line", "left_out": {"media": 1}}
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -118,6 +134,7 @@ def test_a_weekday_that_fits_both_orders_is_asked_for(tmp_path):
         f"일기\n{RULE} 2024년 5월 3일 금요일 {RULE}\n[홍길동] [오후 2:31] 안녕\n이렇게 말했다.\n나는 기뻤다.\n끝.",
         "14:31\tStart\tRun\n14:32\tStop\tRun",
         "2024/05/03(金)\n09:00\t会議\t渋谷\n10:00\t電話\t花子",
+        PC.strip(),
         "2024/05/03(金)\n花子と会った。\n14:31\t電車\t渋谷",
         "[LINE] 花子とのトーク履歴を読んだ。\n楽しかった。",
         "Notes\nDate Saved: 2024-05-04\n[Ana] [2:31 PM] I moved.",
