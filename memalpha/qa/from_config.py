@@ -201,8 +201,13 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
     if overrides.get("benchmark") == "state":  # nobody reads there
         del fields["reader"], fields["metric"]
     settings = build_config(EvalConfig, merge(fields, overrides), str(run))
+    if settings.benchmark == "tasks" and settings.data is None:
+        figures = f"{run} divided {run_config.data} itself (figures on what it held out: {run / 'summary.json'})"
+        raise ConfigError(f"data: name a file of other conversations: {figures}")
     if TRAINED_SYSTEM not in settings.systems:
         return settings
+    if settings.data is not None and Path(settings.data).resolve() == Path(run_config.data).resolve():
+        print(f"data: {run} was trained on {run_config.data}: its figures there are not held out", file=sys.stderr)
     checkpoint = resolve_checkpoint(run)
     systems = tuple(str(checkpoint) if name == TRAINED_SYSTEM else name for name in settings.systems)
     return settings.model_copy(update={"systems": systems})

@@ -72,9 +72,18 @@ def test_a_synthetic_run_is_evaluated_on_its_held_out_world(tmp_path):
     overrides = load_run_settings(run, {"data": "mine.jsonl"})
     assert (overrides.benchmark, overrides.data, overrides.limit) == ("tasks", "mine.jsonl", None)
     with pytest.raises(ConfigError, match="data: name the task file"):
-        run_evaluation(
-            load_run_settings(run_directory(tmp_path / "file", data="mine.jsonl"), {"systems": "scripted:add-all"})
-        )
+        load_config_tasks(load_settings("tasks", {"systems": "scripted:add-all"}))
+
+
+def test_the_conversations_that_a_run_was_trained_on_are_no_held_out_data(tmp_path, capsys):
+    run = run_directory(tmp_path / "file", data=str(tmp_path / "mine.jsonl"))
+    with pytest.raises(ConfigError, match=r"file divided .*mine.jsonl itself.*held out: .*summary.json"):
+        load_run_settings(run, {"systems": "scripted:add-all"})
+    load_run_settings(run, {"data": str(tmp_path / "other.jsonl")})
+    load_run_settings(run, {"data": str(tmp_path / "mine.jsonl"), "systems": "rag"})
+    assert capsys.readouterr().err == ""
+    load_run_settings(run, {"data": str(tmp_path / "sub" / ".." / "mine.jsonl")})
+    assert "not held out" in capsys.readouterr().err
 
 
 def test_a_run_without_a_best_checkpoint_takes_its_newest(tmp_path):
