@@ -218,6 +218,7 @@ def test_refusals_have_types_and_no_secret(served: Served) -> None:
             memory.core()
         assert caught.value.code == code and isinstance(caught.value, MemalphaError)
         assert key is None or key not in str(caught.value) + repr(memory)
+        assert ("unknown or revoked" in str(caught.value)) == (key == "mem_wrong")
     with MemoryClient(served.address, served.reader) as memory, pytest.raises(MissingRight, match="lacks the right"):
         memory.insert("semantic", "x")
     with MemoryClient(served.address, served.slow, retries=0) as memory:

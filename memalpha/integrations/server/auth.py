@@ -458,7 +458,8 @@ class RequestGuard:
                     how = "Authorization: Bearer TOKEN"
                     if for_page:
                         how = "the password is the token or a key, the user name the namespace (or empty)"
-                    raise ServiceError("unauthorized", f"a token is needed: {how}", 401)
+                    reason = "this token or key is unknown or revoked" if credential else "a token is needed"
+                    raise ServiceError("unauthorized", f"{reason}: {how}", 401)
         return Access(choose_namespace(namespace, key, self.namespace), key, self.keys)
 
     async def read_body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
@@ -505,7 +506,7 @@ async def _refuse_body(receive: Receive, *, has_more: bool) -> ServiceError:
                 message = await receive()
                 size += len(message.get("body", b""))
                 has_more = message["type"] == "http.request" and message.get("more_body", False)
-    return ServiceError("too_large", f"more than {MAX_BODY} bytes", 413)
+    return ServiceError("too_large", f"body: more than {MAX_BODY} bytes", 413)
 
 
 @lru_cache(1000)
