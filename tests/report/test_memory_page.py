@@ -210,7 +210,7 @@ def test_a_browser_shows_any_moment_and_runs_nothing_else(store: MemoryStore, tm
     assert visible_texts() == ["city: Oslo"]
     page.keyboard.press("/")
     page.keyboard.type("BERLIN")
-    assert visible_texts() == [] and page.locator("#found").inner_text() == "0 of 1 entries hold these words"
+    assert visible_texts() == [] and page.locator("#found").inner_text() == "0 of 1 entry with these words"
     page.keyboard.press("Escape")
     page.focus("#moment")
     page.keyboard.press("End")

@@ -71,8 +71,9 @@
     for (const section of document.querySelectorAll(".concern")) {
       section.hidden = !section.querySelector("li:not([hidden])");
     }
-    found.textContent = words.length ? `${shown} of ${live} entries hold these words`
-      : anybody ? `${live} entries` : `${shown} of ${live} entries`;
+    const entry = live === 1 ? "entry" : "entries";
+    found.textContent = words.length ? `${shown} of ${live} ${entry} with these words`
+      : anybody ? `${live} ${entry}` : `${shown} of ${live} ${entry}`;
   }
 
   function step(by) {
