@@ -203,6 +203,7 @@ def _describe(item: Any) -> str:
     if item["type"] == "extra_forbidden":
         model = next((_MODELS[key] for key in reversed(location[:-1]) if key in _MODELS), Task)
         message = f"unknown key: known are {', '.join(model.model_fields)}"
+        message += " (for all else, such as choices)" if "meta" in model.model_fields else ""
     field = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in location)
     return f"{field.removeprefix('.')}: {message}" if location else message
 

@@ -98,6 +98,7 @@ CITING = TURNS | {"questions": [ASKED | {"evidence": ["t1", "t2"]}]}
         ({"chunks": [{"turns": [{"speaker": "a", "text": 3}]}]}, r"chunks\[0\]\.turns\[0\]\.text"),
         ({"chunks": [{"text": "x", "timestamp": "May 1st"}]}, r"chunks\[0\]\.timestamp: 'May 1st'"),
         ({"questions": [{"id": "q", "question": "?", "answer": "x"}]}, r"questions\[0\]\.answer: unknown key"),
+        ({"questions": [{"id": "q", "question": "?", "choices": ["x"]}]}, r"\.choices: .* meta \(for all"),
         ({"questions": [ASKED | {"asked_after_chunk": 1}]}, r"questions\[0\]\.asked_after_chunk: 1 is o"),
         ({"questions": [{"id": "q", "question": "?"}] * 2}, r"questions\[1\]\.id: questions\[0\] has 'q' already"),
         ({"gold_operations": [{"kind": "insert", "chunk": 4, "category": "c"}]}, r"gold_operations\[0\]\.chunk"),
