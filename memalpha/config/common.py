@@ -306,10 +306,25 @@ class ReaderConfig(ChatConfig):
             raise ValueError(f"policy: reader.kind={self.kind} asks no policy: set reader.kind=policy, or leave it out")
         return self
 
+    def refuse_unused(self) -> None:
+        """Raise `ValueError` for a setting of a run or an evaluation that its kind of reader does not read."""
+        self.refuse_unread(UNUSED_BY_READER[self.kind], f"with reader.kind={self.kind}", group="reader.")
+
     @property
     def is_model(self) -> bool:
         """True if a policy answers."""
         return self.kind in ("policy", "agentic", "full-memory")
+
+
+_OF_MODELS = ("policy", "prompt", "cite", "searches", "context_tokens", "max_new_tokens", *ChatConfig.model_fields)
+UNUSED_BY_READER = {
+    "extractive": _OF_MODELS,
+    "copy": _OF_MODELS,
+    "policy": ("searches", "context_tokens"),
+    "agentic": ("context_tokens",),
+    "full-memory": ("searches",),
+}
+"""Settings that a kind of reader does not read."""
 
 
 class EndpointConfig(Config):
@@ -451,6 +466,8 @@ class RewardConfig(Config):
         for name in ("metric", "content"):
             if getattr(self, name) == "judge" and self.judge is None:
                 raise ValueError(f"{name}: judge needs one: name it in judge.judges")
+        if self.reader is not None:
+            self.reader.refuse_unused()
         names = ["r1", "r2", "r3", "r4", "model", *(function.name for function in self.functions)]
         if len(set(names)) < len(names):
             raise ValueError(f"functions: two components have one name ({', '.join(names)}): set name")

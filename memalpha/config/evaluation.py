@@ -77,4 +77,5 @@ class EvalConfig(Config):
         for name in (*unused, *(_NO_READER if self.benchmark == "state" else ())):
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name}: memalpha eval {self.benchmark} does not use it: leave it out")
+        self.reader.refuse_unused()
         return self

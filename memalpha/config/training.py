@@ -12,6 +12,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_v
 from memalpha.arguments import brief_repr, check_path
 from memalpha.config.algorithms import DPOConfig, ERLSettings
 from memalpha.config.common import (
+    UNUSED_BY_READER,
     AgentConfig,
     BabiConfig,
     EndpointConfig,
@@ -119,6 +120,7 @@ class RunConfig(RolloutConfig):
 
     @model_validator(mode="after")
     def _a_reply_to_score(self) -> RunConfig:
+        self.reader.refuse_unused()
         if self.reward.metric == "cited" and not self.reader.cite:
             raise ValueError("reward.metric: cited scores replies that name their evidence: set reader.cite=true")
         return self
@@ -288,7 +290,7 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
             _drop(base, "loss", "loss_constant")
         if _needs_conversations(over):
             _drop(base, "sampling", "groups")
-    drop_unasked_policy(base, over)
+    drop_unused_settings(base, over)
     _replace_counterpart(base, over, "init_from", "policy")
     if isinstance(base.get("optimizer"), Mapping) and isinstance(over.get("optimizer"), Mapping):
         base["optimizer"] = dict(base["optimizer"])
@@ -296,16 +298,16 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
     return build_config(kind, merge(base, over), label, None if isinstance(config, AnyTraining) else over)
 
 
-def drop_unasked_policy(base: dict[str, Any], over: Mapping[str, Any]) -> None:
-    """Drop the reader's policy, of a preset or an earlier run, from `base` where a rule is to read."""
+def drop_unused_settings(base: dict[str, Any], over: Mapping[str, Any]) -> None:
+    """Drop the reader's settings, of a preset or an earlier run, from `base` that the kind of reader does not read."""
     reader = merge(base, over).get("reader")
-    if isinstance(reader, Mapping) and reader.get("kind") in ("extractive", "copy"):
-        _drop(base, "reader", "policy")
+    if isinstance(reader, Mapping):
+        _drop(base, "reader", *UNUSED_BY_READER.get(str(reader.get("kind")), ()))
 
 
-def _drop(base: dict[str, Any], group: str, name: str) -> None:
+def _drop(base: dict[str, Any], group: str, *names: str) -> None:
     if isinstance(base.get(group), Mapping):
-        base[group] = {key: value for key, value in base[group].items() if key != name}
+        base[group] = {key: value for key, value in base[group].items() if key not in names}
 
 
 def _needs_conversations(over: Mapping[str, Any]) -> bool:

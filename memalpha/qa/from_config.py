@@ -28,7 +28,7 @@ from memalpha.config import (
 )
 from memalpha.config.groups import LoadingConfig
 from memalpha.config.sampling import EvalSamplingConfig
-from memalpha.config.training import drop_unasked_policy
+from memalpha.config.training import drop_unused_settings
 from memalpha.errors import ConfigError, DataError, did_you_mean
 from memalpha.policy.base import with_prompt_style
 from memalpha.policy.load import load_policy, resolve_checkpoint
@@ -197,7 +197,7 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
         streams = run_config.evaluation.babi or run_config.babi
         fields |= {"benchmark": "babi", "babi": streams.model_dump(), "limit": run_config.evaluation.tasks}
         fields["seeds"] = (run_config.held_out_seed,)
-    drop_unasked_policy(fields, overrides)
+    drop_unused_settings(fields, overrides)
     if overrides.get("benchmark") == "state":  # nobody reads there
         del fields["reader"], fields["metric"]
     settings = build_config(EvalConfig, merge(fields, overrides), str(run))

@@ -158,6 +158,17 @@ def test_a_policy_that_no_reader_asks_is_refused(tmp_path):
         training_config(tmp_path / "own.yaml")
 
 
+def test_a_setting_that_the_kind_of_reader_does_not_read_is_refused():
+    for kind, name, value in (("copy", "max_new_tokens", 64), ("extractive", "cite", True), ("policy", "searches", 6)):
+        reader = {"kind": kind, name: value}
+        for settings in ({"reader": reader}, {"reward": {"reader": reader}}):
+            with pytest.raises(ConfigError, match=rf"reader\.{name}: has no effect with reader\.kind={kind}; leave"):
+                training_config("smollm2", settings)
+        with pytest.raises(ConfigError, match=rf"reader\.{name}: has no effect with reader\.kind={kind}; leave"):
+            build_config(EvalConfig, {"reader": reader}, "test")
+    assert training_config("mem-alpha", {"reader": {"kind": "copy"}}).reader.k == 40
+
+
 def test_a_rule_takes_the_place_of_a_presets_policy_and_earlier_runs_open(tmp_path):
     assert training_config("erl", {"reader": {"kind": "copy"}}).reader.policy is None
     run = run_directory(tmp_path / "run", policy="tiny", reader={"kind": "extractive", "policy": "tiny"})

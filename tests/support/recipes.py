@@ -112,7 +112,7 @@ def shrunk(recipe: str, folder: Path, **changes: Any) -> TrainConfig | SFTConfig
         sizes["evaluation"] = {"validation_tasks": 1, "evaluate": False}
         return training_config(shipped, merge(sizes, changes))
     sizes |= {
-        "reader": {"max_new_tokens": 4},
+        "reader": {"max_new_tokens": 4} if shipped.reader.is_model else {},
         "sampling": {"tasks_per_step": 1, "group_size": 2, "stop_unreadable": False},
         "loss": {"mask_truncated_completions": False},
     }
@@ -122,7 +122,7 @@ def shrunk(recipe: str, folder: Path, **changes: Any) -> TrainConfig | SFTConfig
         sizes["lora"] = {"layers": 2}
     if shipped.reader.policy is not None:
         sizes["reader"]["policy"] = policy
-    if shipped.reward.reader is not None:
+    if shipped.reward.reader is not None and shipped.reward.reader.is_model:
         sizes["reward"] = {"reader": {"max_new_tokens": 4}}
     return training_config(shipped, merge(sizes, changes))
 
