@@ -420,7 +420,7 @@ def _bills(policy: Policy, reader: Policy | None = None) -> dict[str, Any]:
 def _format_bills(*policies: Policy) -> list[str]:
     """Format what the answers of this call cost, for each policy behind an endpoint."""
     billed = [policy for policy in dict.fromkeys(policies) if isinstance(policy, BilledPolicy)]
-    return [format_bill(policy.name, policy.statistics()) for policy in billed]
+    return [f"in this call, {format_bill(policy.name, policy.statistics())}" for policy in billed]
 
 
 def _format_details(info: DataSet) -> list[str]:

@@ -157,10 +157,11 @@ class BilledPolicy(Policy, Protocol):
 
 def format_bill(name: str, bill: Mapping[str, Any]) -> str:
     """Format what the answers of an endpoint cost, from its `Bill`, and how many refuse or have no token counts."""
+    cached = " (free here; what an interrupted start paid is not counted)" if bill["cached"] else ""
     refused = f", {bill['refused']:,.0f} refused (`message.refusal`) and taken as they are" if bill["refused"] else ""
     doubted = f", of {bill['doubted']:,.0f} answers estimated" if bill["doubted"] else ""
     return (
-        f"{name}: {bill['paid']:,.0f} answers paid, {bill['cached']:,.0f} from the cache, "
+        f"{name}: {bill['paid']:,.0f} answers paid, {bill['cached']:,.0f} from the cache{cached}, "
         f"{bill['prompt_tokens']:,.0f} + {bill['completion_tokens']:,.0f} tokens{doubted}{refused}"
         + ("" if bill["cost"] is None or math.isnan(bill["cost"]) else f", cost {bill['cost']:,.4f}")
     )

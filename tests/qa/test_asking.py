@@ -183,6 +183,7 @@ def test_the_command_makes_a_task_file_from_a_chat(tmp_path, memalpha):
     assert bills["bill"]["paid"] and bills["reader_bill"]["paid"]
     assert code == 0 and "3 questions about 2 of 2 conversations" in out
     assert "3 asked at the end" in out and "tokens, of 10 answers estimated, cost " in out
+    assert f"\nin this call, {name}: 10 answers paid" in out
     assert [task.id for task in load_tasks(tmp_path / "questions.jsonl")] == ["chat-0", "chat-1"]
     files = (tmp_path / "questions.jsonl", tmp_path / "train.jsonl")
     assert memalpha("data", "prepare", *files, "--held-out", tmp_path / "held-out.jsonl")[0] == 0

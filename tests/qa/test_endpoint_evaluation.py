@@ -77,6 +77,7 @@ def test_writer_reader_and_judge_behind_a_server_that_goes_away(tmp_path, monkey
     paid = rag.summary["ceiling_bills"], rag.summary["bills"], writer.summary["bills"]
     read = sum(bills.get(f"reader {server.name}", {}).get("paid", 0) for bills in paid)
     assert f"reader {server.name}: {read:,} answers paid" in "\n".join(format_bills(full))
+    assert "what an interrupted start paid is not counted" in format_bills(again)[0]
     bills = [bill for entry in again for name, bill in entry.summary["bills"].items() if name.startswith("reader")]
     assert bills[0]["cached"] > bills[0]["paid"] and bills[1]["paid"] > 0, "the first one's came before the outage"
     assert sum(len(turn.operations) for group in writer.groups for turn in group.trajectories[0].turns) > 10
