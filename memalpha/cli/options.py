@@ -8,7 +8,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import chdir
 from pathlib import Path
 from shlex import quote
 from tempfile import TemporaryDirectory
@@ -257,17 +256,23 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     Raises:
         DataError: the file cannot be read, or is empty.
     """
+    check_timestamp(timestamp)
+    if str(file) != "-":
+        return _read_file(file, str(file), timestamp, size, exact_times)
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "stdin")
+        file.write_bytes(_read_stdin())
+        kinds = {".csv": find_columns, ".json": is_message_file, ".jsonl": is_message_file, "": Path.is_file}
+        try:
+            suffix = next(end for end, is_kind in kinds.items() if is_kind(file := file.rename(f"{folder}/stdin{end}")))
+            return _read_file(file, f"stdin{suffix}", timestamp, size, exact_times)
+        except DataError as error:
+            raise DataError(str(error).replace(f"{folder}/", "")) from error
+
+
+def _read_file(file: Path, name: str, timestamp: str | None, size: int, exact_times: bool) -> list[Chunk]:
     from memalpha.tasks.load import holds_tasks, load_tasks
 
-    check_timestamp(timestamp)
-    if str(file) == "-":
-        with TemporaryDirectory() as folder, chdir(folder):
-            file = Path("stdin")
-            file.write_bytes(_read_stdin())
-            kinds = {".csv": find_columns, ".json": is_message_file, ".jsonl": is_message_file, "": Path.is_file}
-            for suffix, is_kind in kinds.items():
-                if is_kind(file := file.rename(f"stdin{suffix}")):
-                    return read_chunks(file, timestamp, size, exact_times=exact_times)
     if file.is_dir():
         raise DataError(
             f"{file}: is a folder: name one file at a time; memalpha data prepare {quote(str(file))} chats.jsonl makes "
@@ -284,10 +289,10 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
         if len(tasks) > 1:
             number, remedy = f"{len(tasks)} conversations", "--namespaces task"
             if suffix != ".jsonl" or tasks[0].meta.get("source") == "messages":
-                remedy = f"memalpha data prepare {quote(str(file))} chats.jsonl, then read chats.jsonl {remedy},"
-            print_note(f"{file}: its {number} go into one namespace; {remedy} gives each its own")
+                remedy = f"memalpha data prepare {quote(name)} chats.jsonl, then read chats.jsonl {remedy},"
+            print_note(f"{name}: its {number} go into one namespace; {remedy} gives each its own")
         if left_out := format_left_out(count_left_out(tasks)):
-            print_note(f"{file}: left out {left_out}")
+            print_note(f"{name}: left out {left_out}")
         chunks = [chunk for task in tasks for chunk in task.chunks]
         return [chunk.model_copy(update={"timestamp": chunk.timestamp or timestamp}) for chunk in chunks]
     texts = split_lines(read_text_file(file), size)
@@ -297,7 +302,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     timed = sum(_CLOCK.search(line) is not None for line in lines)
     if suffix not in ("", ".txt", ".md") or (len(lines) > 1 and 2 * timed >= len(lines)):
         print_note(
-            f"{file}: no export that memalpha knows: it is read as plain text, its times as words of their lines"
+            f"{name}: no export that memalpha knows: it is read as plain text, its times as words of their lines"
         )
     return [Chunk(text=text, timestamp=timestamp, index=index) for index, text in enumerate(texts)]
 

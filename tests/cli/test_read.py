@@ -159,6 +159,21 @@ def test_an_export_on_stdin_is_read_like_a_file(monkeypatch: pytest.MonkeyPatch,
     assert bool(turns) or " ".join(str(chunk.text) for chunk in chunks) == text.strip()
 
 
+def test_stdin_is_read_in_a_folder_that_is_gone_and_named_by_its_kind(monkeypatch, tmp_path: Path, capsys) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+
+    def read(text: str) -> str | None:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        return read_chunks(Path("-"), None)[0].timestamp
+
+    assert read("time;sender;message\n2024-05-03 14:31;Ana;Hi\n;Ana;") == "2024-05-03T14:31"
+    with pytest.raises(DataError, match=r"^stdin\.csv:2: 'soon' is no date"):
+        read("time;sender;message\nsoon;Ana;Hi")
+    assert capsys.readouterr().err == "memalpha: stdin.csv: left out 1 empty message\n"
+
+
 def test_a_date_is_that_of_all_chunks_without_one(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     file.write_text(json.dumps({"id": "a", "chunks": [{"text": "x"}, {"text": "y", "timestamp": "2024-05-02"}]}))
