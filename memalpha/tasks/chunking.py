@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 from memalpha.errors import DataError
@@ -25,19 +26,15 @@ BORDERS = (
 
 _AHEAD = 64
 
-_DATES = (
-    "%Y/%m/%d %H:%M",
-    "%b %d, %Y, %H:%M:%S",
-    "%b %d, %Y %H:%M:%S",
-    "%Y-%m-%d %H:%M:%S",
-    "%Y-%m-%d %H:%M",
-    "%Y-%m-%d %I:%M %p",
-    "%B %d, %Y, %I:%M %p",
-    "%B %d, %Y %I:%M %p",
-    "%I:%M %p on %d %B, %Y",
+_DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%B-%d-%Y", "%B %d %Y", "%b %d %Y", "%d %B %Y", "%d %b %Y")
+_CLOCKS = (" %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
+_DATES = ("%I:%M %p on %d %B %Y", *(day + clock for day in _DAYS for clock in _CLOCKS))
+_WEEKDAY = re.compile(
+    r"^(?:{0})[a-z]*,?\s+|\s*\((?:{0})[a-z]*\)\s*".format("mon|tue|wed|thu|fri|sat|sun"), re.IGNORECASE
 )
-_DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%B-%d-%Y", "%B %d, %Y", "%b %d, %Y", "%d %B %Y", "%d %B, %Y")
-_WEEKDAY = re.compile(r"\s*\((?:mon|tue|wed|thu|fri|sat|sun)[a-z]*\)\s*", re.IGNORECASE)
+_EPOCH = re.compile(r"(\d{10})(?:\d{3})?(?:\.\d+)?")
+_OPEN_DATE = re.compile(r"\d{1,2}[./-] ?\d")
+_MAIL_DATE = re.compile(r"(?:[a-z]{3}, ?)?\d{1,2} [a-z]{3} \d{4},? \d{1,2}:\d{2}.*", re.IGNORECASE)
 
 
 def to_iso_time(text: str) -> str | None:
@@ -55,9 +52,10 @@ def to_iso_time(text: str) -> str | None:
             time = parse_iso_time(plain)
             is_plain = plain[10] == "T" or len(plain) not in (16, 19)
             return plain if is_plain else time.isoformat(timespec="seconds" if time.second else "minutes")
+    words = " ".join(plain.replace(",", " ").replace(" at ", " ").split())
     for form in (*_DATES, *_DAYS):
         with suppress(ValueError):
-            time = datetime.strptime(plain, form)
+            time = datetime.strptime(words, form)
             if form in _DAYS:
                 return time.date().isoformat()
             return time.isoformat(timespec="seconds" if time.second else "minutes")
@@ -65,6 +63,18 @@ def to_iso_time(text: str) -> str | None:
         parse_iso_time(plain)
         return plain
     return None
+
+
+def read_time(text: str) -> str | None:
+    """Return the ISO time in a text that names or begins with the year, or counts seconds; None for another one."""
+    if _OPEN_DATE.match(text):
+        return None
+    with suppress(ValueError, TypeError):
+        if (match := _EPOCH.fullmatch(text)) is not None:
+            return datetime.fromtimestamp(int(match[1]), UTC).replace(tzinfo=None).isoformat()
+        if _MAIL_DATE.fullmatch(text):
+            return parsedate_to_datetime(text).isoformat()
+    return to_iso_time(text.removesuffix(" UTC"))
 
 
 def require_iso_time(text: Any, location: str) -> str:

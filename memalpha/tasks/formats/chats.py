@@ -31,6 +31,7 @@ from memalpha.tasks.formats.messages import (
     is_messages,
     load_messages,
     pack_days,
+    parse_timestamp,
 )
 from memalpha.tasks.formats.subtitles import read_subtitles
 from memalpha.tasks.formats.whatsapp import OTHER_TEXTS, is_chat_text, read_whatsapp
@@ -97,7 +98,8 @@ def _parse_messages(raw: bytes, location: str) -> Task:
     if unknown := value.keys() - {"messages", "id", "timestamp"}:
         known = f"use messages, id, timestamp; for questions, {_AS_TASK}"
         raise DataError(f"{location}.{min(unknown)}: no field of a conversation: {known}")
-    id, timestamp = (require_field(value, name, (str, NoneType), location) for name in ("id", "timestamp"))
+    id = require_field(value, "id", (str, NoneType), location)
+    timestamp = parse_timestamp(value.get("timestamp"), f"{location}: timestamp")
     chunks = chunk_messages(messages, timestamp=timestamp, location=f"{location}: messages")
     if not chunks:
         raise DataError(f"{location}: messages: none has words of a user or an assistant: leave the line out")

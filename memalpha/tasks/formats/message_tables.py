@@ -13,13 +13,11 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from itertools import pairwise
 from pathlib import Path
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import to_iso_time
+from memalpha.tasks.chunking import read_time
 from memalpha.tasks.formats.files import iter_csv_rows, open_text
 from memalpha.tasks.formats.messages import ExportedConversation, SpeakerNames, Utterance, one_line
 from memalpha.tasks.formats.whatsapp import DATE_ORDERS, SPACES, TIME, DatedMessage, read_head, resolve_times
@@ -39,9 +37,6 @@ _COLUMNS = {
 _OTHER_DAYS = frozenset(("sent", "data", "day", "tag"))
 """Names of columns of dates that hold something else in another language or another table."""
 _CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?(?: ?[ap]\.?m\.?)?", re.IGNORECASE)
-_EPOCH = re.compile(r"(\d{10})(?:\.\d+|\d{3})?")
-_OPEN_DATE = re.compile(r"\d{1,2}[./-] ?\d")
-_MAIL_DATE = re.compile(r"(?:[a-z]{3}, ?)?\d{1,2} [a-z]{3} \d{4},? \d{1,2}:\d{2}.*", re.IGNORECASE)
 _NO_IDS = ("", "null", "none", "nan")
 _TASK_COLUMNS = frozenset(("question", "context", "task", "chunk", "turn"))
 
@@ -120,29 +115,15 @@ def _put_oldest_first(utterances: list[Utterance]) -> list[Utterance]:
     return utterances[::-1] if steps.count(1) > 9 * steps.count(-1) else utterances
 
 
-def _read_time(cell: str) -> str | None:
-    """Return the ISO time in a cell that names or begins with the year, or counts seconds; None for another one."""
-    if _OPEN_DATE.match(cell):
-        return None
-    if (time := to_iso_time(cell.removesuffix(" UTC"))) is not None:
-        return time
-    with suppress(ValueError, TypeError):
-        if (match := _EPOCH.fullmatch(cell)) is not None:
-            return datetime.fromtimestamp(int(match[1]), UTC).replace(tzinfo=None).isoformat()
-        if _MAIL_DATE.fullmatch(cell):
-            return parsedate_to_datetime(cell).isoformat()
-    return None
-
-
 def _is_day(cell: str) -> bool:
     """Return True for a cell with a date."""
     plain = SPACES.sub(" ", cell)
-    return _read_time(cell) is not None or TIME.fullmatch(f"{plain} 0:00") is not None or _has_clock(cell)
+    return read_time(cell) is not None or TIME.fullmatch(f"{plain} 0:00") is not None or _has_clock(cell)
 
 
 def _has_clock(cell: str) -> bool:
     """Return True for a cell with a date and a time."""
-    return len(_read_time(cell) or "") > len("2024-05-24") or TIME.fullmatch(SPACES.sub(" ", cell)) is not None
+    return len(read_time(cell) or "") > len("2024-05-24") or TIME.fullmatch(SPACES.sub(" ", cell)) is not None
 
 
 def read_cells(cells: Sequence[str], places: Sequence[str], path: Path, dates: str | None) -> list[str | None]:
@@ -160,7 +141,7 @@ def read_cells(cells: Sequence[str], places: Sequence[str], path: Path, dates: s
         DataError: More than a tenth of the cells have no known form, or the order stays open.
     """
     faults: list[DataError] = []
-    times = [_read_time(cell) for cell in cells]
+    times = [read_time(cell) for cell in cells]
     messages: dict[int, tuple[DatedMessage, bool]] = {}
     for index, (cell, location) in enumerate(zip(cells, places, strict=True)):
         plain = SPACES.sub(" ", cell)

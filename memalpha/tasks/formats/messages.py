@@ -7,6 +7,7 @@ user.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import CHUNK, split_text
+from memalpha.tasks.chunking import CHUNK, read_time, split_text
 from memalpha.tasks.formats.files import open_text, pack_turns
 from memalpha.text_files import NO_TEXT, UNFIT, parse_json, parse_json_or_none, read_text, split_json_items
 from memalpha.types import Chunk, SpeakerTurn, is_iso_time, parse_iso_time
@@ -37,6 +38,7 @@ _API_FIELDS = frozenset(
     | {"stop_sequence", "stop_details", "container", "context_management", "tool_calls", "tool_call_id"}
     | {"function_call", "refusal", "annotations", "audio", "reasoning", "reasoning_content", "phase"}
 )
+_DOTTED_DATE = re.compile(r"^(\d{1,2})\.(\d{1,2})\.(\d{4})(?!\d)")
 _TEXT_BLOCKS = ("text", "input_text", "output_text")
 _OTHER_BLOCKS = frozenset(
     {"image_url", "input_audio", "audio", "file", "refusal", "input_image", "input_file", "reasoning"}
@@ -155,7 +157,7 @@ def load_messages(
     else:
         value = parse_json(text, str(path))
         messages, own = (value.get("messages"), value.get("timestamp")) if isinstance(value, dict) else (value, None)
-        timestamp = own if isinstance(own, str) and is_iso_time(own) else timestamp
+        timestamp = parse_timestamp(own, f"{path}: timestamp") or timestamp
         if not isinstance(messages, list):
             raise DataError(f'{path}: a list of messages is needed, or {{"messages": [...]}}')
         utterances = (parse_message(message, f"{path}: messages[{n}]") for n, message in enumerate(messages))
@@ -235,8 +237,8 @@ def parse_message(message: Any, location: str) -> Utterance:
     name, timestamp = message.get("name"), message.get("timestamp")
     if name is not None and not (isinstance(name, str) and name.strip() and "\n" not in name):
         raise DataError(f"{location}.name: a name on one line is needed, not {name!r}")
-    if timestamp is not None and not (isinstance(timestamp, str) and is_iso_time(timestamp)):
-        raise DataError(f"{location}.timestamp: {timestamp!r} is no ISO 8601 date or time (2024-05-01T10:30)")
+    field = "timestamp" if timestamp is not None else "created_at"
+    timestamp = parse_timestamp(message.get(field), f"{location}.{field}")
     if role == "user" and name and name.strip().lower() in (*READ_ROLES[1:], *OTHER_ROLES):
         raise DataError(f"{location}.name: {name!r} is a role: a user needs another name")
     if "content" not in message and role != "assistant":  # an assistant may have only called tools
@@ -247,6 +249,22 @@ def parse_message(message: Any, location: str) -> Utterance:
     if NO_TEXT.search(text):
         raise DataError(f"{location}.content: {UNFIT}")
     return (name.strip() if role == "user" and name else role), text, timestamp
+
+
+def parse_timestamp(value: object, location: str) -> str | None:
+    """Return a time as ISO 8601; None for None or an empty text.
+
+    Other forms are read if only one reading is possible: seconds from 1970 on, years first, names of months, and the
+    day first with dots. Raises `DataError` for the others.
+    """
+    if value is None or value == "":
+        return None
+    text = str(value).strip()
+    is_iso = not text.isdecimal() and is_iso_time(text)  # milliseconds may read as a day of the year 1703
+    time = text if is_iso else read_time(_DOTTED_DATE.sub(r"\3-\2-\1", text))
+    if time is None or isinstance(value, bool):
+        raise DataError(f"{location}: {value!r} is no ISO 8601 date or time (2024-05-01T10:30)")
+    return time
 
 
 def _parse_content(content: Any, location: str, *, is_optional: bool) -> str:

@@ -94,6 +94,32 @@ def test_errors_name_message_and_field(error, message):
         chunk_messages([USER, message])
 
 
+TIMES = {
+    "3 March 2024, 14:05": "2024-03-03T14:05",
+    "Sunday, March 3, 2024 at 2:05\u202fPM": "2024-03-03T14:05",
+    "2024/03/03 2:05 PM": "2024-03-03T14:05",
+    "03.03.2024 14:05": "2024-03-03T14:05",
+    "2024-03-03 14:05:09 UTC": "2024-03-03T14:05:09",
+    "Sun, 03 Mar 2024 14:05:00 +0100": "2024-03-03T14:05:00+01:00",
+    "1709474700": "2024-03-03T14:05:00",
+    1703031792000: "2023-12-20T00:23:12",
+    "20240303": "20240303",
+    "2024-03-03 14:05": "2024-03-03 14:05",
+    "": None,
+}
+
+
+@pytest.mark.parametrize(("time", "iso"), TIMES.items())
+def test_times_that_can_be_read_one_way_are_read(tmp_path: Path, time, iso):
+    for messages, own in (([USER | {"timestamp": time}], None), ([USER | {"created_at": time}], None), ([USER], time)):
+        (tmp_path / "chat.json").write_text(json.dumps({"messages": messages, "timestamp": own}))
+        assert [chunk.timestamp for chunk in load_messages(tmp_path / "chat.json")] == [iso]
+    for open_date in ("03/04/2024 14:05", 5, True):
+        (tmp_path / "chat.json").write_text(json.dumps({"messages": [USER], "timestamp": open_date}))
+        with pytest.raises(DataError, match=rf"chat\.json: timestamp: '?{open_date}'? is no ISO 8601"):
+            load_messages(tmp_path / "chat.json")
+
+
 def test_files_of_messages(tmp_path: Path):
     lines, value, wrapped = tmp_path / "chat.jsonl", tmp_path / "chat.json", tmp_path / "wrapped.json"
     lines.write_text("\n\n".join(map(json.dumps, CHAT)), encoding="utf-8")
@@ -251,7 +277,7 @@ def test_a_conversation_a_line_may_have_an_id_and_a_time_and_no_other_field(tmp_
         load_tasks(tmp_path / "more.jsonl")
     for changed, problem in (
         ({}, "id: task 'x' is at .*:1 already"),
-        ({"id": "y", "timestamp": "soon"}, r"chunks\[0\]\.timestamp: 'soon' is no ISO 8601"),
+        ({"id": "y", "timestamp": "soon"}, "timestamp: 'soon' is no ISO 8601"),
         ({"id": ""}, "id: empty"),
         ({"id": "y", "messages": []}, "messages: none has words"),
     ):
