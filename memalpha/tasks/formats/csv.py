@@ -57,7 +57,10 @@ def load_csv(path: str | Path) -> list[Task]:
     if question_rows and "context" in question_rows[0][1] and not path.is_dir():
         return _one_table(question_rows, path)
     if not chunks.is_file():
-        raise DataError(f"{questions}: no column 'context', and no chunks.csv beside it: one of them is needed")
+        raise DataError(
+            f"{questions}: no column 'context', and no chunks.csv beside it: write one of them; messages go into the "
+            f"chunks.csv of a folder ({', '.join(_CHUNK_COLUMNS)}), questions into its questions.csv"
+        )
     chunk_rows = _rows(chunks, ("text",))
     if unknown := [name for name in chunk_rows[0][1] if name and name not in _CHUNK_COLUMNS]:
         raise DataError(f"{chunks}: unknown column {unknown[0]!r}; known are {', '.join(_CHUNK_COLUMNS)}")

@@ -204,3 +204,9 @@ def test_the_examples_of_the_readme_are_read(tmp_path):
     assert (task.questions[0].evidence, task.questions[0].asked_after_chunk) == (("t1",), 0)
     columns = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (?:chunks|questions) \|.*$", readme, re.MULTILINE))))
     assert columns == {*table._CHUNK_COLUMNS, *table._QUESTION_COLUMNS, *table._ONE_TABLE}
+
+
+def test_messages_and_questions_in_one_table_are_told_where_they_go(tmp_path: Path):
+    (tmp_path / "both.csv").write_text("sender,text,question,answer\nAna,Hi,Who?,Ana\n")
+    with pytest.raises(DataError, match=r"messages go into the chunks\.csv of a folder \(task, .*questions\.csv"):
+        load_tasks(tmp_path / "both.csv")
