@@ -22,8 +22,8 @@ from memalpha.store.fields import check_timestamp, visible
 from memalpha.tasks.chunking import split_lines
 from memalpha.tasks.formats.chats import count_left_out, load_exports
 from memalpha.tasks.formats.message_tables import find_columns
-from memalpha.tasks.formats.messages import is_message_file, load_messages
-from memalpha.text_files import decode_text
+from memalpha.tasks.formats.messages import holds_conversations, is_message_file, load_messages
+from memalpha.text_files import decode_text, parse_json_or_none
 from memalpha.text_files import read_text as read_text_file
 from memalpha.types import Chunk, MemoryEntry
 
@@ -262,12 +262,18 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     with TemporaryDirectory() as folder:
         file = Path(folder, "stdin")
         file.write_bytes(_read_stdin())
-        kinds = {".csv": find_columns, ".json": is_message_file, ".jsonl": is_message_file, "": Path.is_file}
+        kinds = {".csv": find_columns, ".json": _holds_messages, ".jsonl": _holds_messages, "": Path.is_file}
         try:
             suffix = next(end for end, is_kind in kinds.items() if is_kind(file := file.rename(f"{folder}/stdin{end}")))
             return _read_file(file, f"stdin{suffix}", timestamp, size, exact_times)
         except DataError as error:
             raise DataError(str(error).replace(f"{folder}/", "")) from error
+
+
+def _holds_messages(file: Path) -> bool:
+    data = file.read_bytes()
+    first = data if file.suffix == ".json" else data.lstrip().partition(b"\n")[0]
+    return is_message_file(file) or holds_conversations(parse_json_or_none(first))
 
 
 def _read_file(file: Path, name: str, timestamp: str | None, size: int, exact_times: bool) -> list[Chunk]:

@@ -16,10 +16,17 @@ from memalpha.errors import ConfigError, DataError, did_you_mean
 from memalpha.tasks.catalog import MODULES, get_data_set, load_set, loader_options, locate, read_set, validate_options
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.dataset_info import DataSet
-from memalpha.tasks.formats.chats import is_chat_folder, load_chat_folder, load_chats, load_message_lines
+from memalpha.tasks.formats.chats import (
+    build_conversations,
+    is_chat_folder,
+    load_chat_folder,
+    load_chats,
+    load_message_lines,
+)
 from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.files import check_selection
-from memalpha.tasks.formats.jsonl import check_tasks, from_dataset, load_jsonl, save_jsonl
+from memalpha.tasks.formats.jsonl import check_tasks, drop_empty, from_dataset, load_jsonl, save_jsonl
+from memalpha.tasks.formats.messages import holds_conversations, iter_conversations
 from memalpha.tasks.formats.whatsapp import NO_CHAT
 from memalpha.text_files import parse_json_or_none, read_text, split_json_items
 from memalpha.types import Task
@@ -89,7 +96,11 @@ def load_tasks(
     if of_sets := [key for key, value in selection.items() if key in options or value is not None]:
         raise DataError(f"{name}: {of_sets[0]} belongs to named data sets only; a file takes limit and chunk_tokens")
     if dataset is not None:
-        return from_dataset(dataset.select(range(min(limit or len(dataset), len(dataset)))).to_list())
+        rows = list(map(drop_empty, dataset.select(range(min(limit or len(dataset), len(dataset)))).to_list()))
+        if not holds_conversations(rows):
+            return from_dataset(rows)
+        places = ((f"row-{n}", f"row {n}", row) for n, row in enumerate(rows))
+        return build_conversations((id, *item) for id, at, row in places for item in iter_conversations(row, at))
     if not path.exists() and not path.suffix:
         near = did_you_mean(name, MODULES)
         raise DataError(f"no data set {name!r}{near}: give the path of a task file or one of {', '.join(MODULES)}")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import NoneType
+from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, split_lines
@@ -27,8 +28,10 @@ from memalpha.tasks.formats.messages import (
     ExportedConversation,
     Utterance,
     chunk_messages,
+    holds_conversations,
     is_message_file,
     is_messages,
+    iter_conversations,
     load_messages,
     pack_days,
     parse_timestamp,
@@ -66,9 +69,14 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
             return None
         if dates is not None:
             raise DataError(f"{path}: dates belongs to chats exported as text only")
-        if not (path.is_file() and is_message_file(path)):
+        if not path.is_file():
             return None
         value = parse_json_or_none(read_text(path))
+        if not is_message_file(path):
+            if not holds_conversations(value):
+                return None
+            conversations = iter_conversations(parse_json(read_text(path), str(path)), str(path))
+            return build_conversations((f"{path.stem}-{n}", *item) for n, item in enumerate(conversations, 1))
         for field, items in value.items() if isinstance(value, Mapping) else ():
             if is_messages(items) and all(items[0].keys() & names for names in _ASKED):
                 raise DataError(f"{path}: {field}: questions beside messages are not read: {_AS_TASK}")
@@ -79,32 +87,40 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
 def load_message_lines(path: Path) -> list[Task] | None:
     """Return the conversations of a file with `{"messages": [...]}` a line as tasks; None for other files.
 
-    A line may have an `id` of its task (default: NAME-LINE) and a `timestamp` of its messages without one.
+    A line may have an `id` of its task (default: NAME-LINE) and a `timestamp` of its messages without one. The list may
+    be in another of `HOLDERS`, or the line itself.
 
     Raises:
         DataError: A line is no such object, holds no words or the id of another, or a message is invalid; the error
             names line and field.
     """
     first = parse_json_or_none(next((line for _, line in iterate_lines(path)), b""))
-    if not isinstance(first, Mapping) or "chunks" in first or not isinstance(first.get("messages"), list):
+    has_messages = isinstance(first, Mapping) and "chunks" not in first and isinstance(first.get("messages"), list)
+    if not has_messages and not holds_conversations(first):
         return None
-    return parse_unique(((f"{path}:{number}", line) for number, line in iterate_lines(path)), _parse_messages)
+    lines = ((f"{path.stem}-{number}", f"{path}:{number}", line) for number, line in iterate_lines(path))
+    return build_conversations(
+        (id, *item) for id, place, line in lines for item in iter_conversations(parse_json(line, place), place)
+    )
 
 
-def _parse_messages(raw: bytes, location: str) -> Task:
-    """Return the conversation of one line, `location` being `file:line`."""
-    value = parse_json(raw, location)
+def build_conversations(items: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[Task]:
+    """Return conversations as tasks; each item has an id, which one of its own replaces, a place, and the fields."""
+    return parse_unique(((place, (id, fields)) for id, place, fields in items), _parse_conversation)
+
+
+def _parse_conversation(item: tuple[str, Mapping[str, Any]], location: str) -> Task:
+    id, value = item
     messages = require_field(value, "messages", list, location)
     if unknown := value.keys() - {"messages", "id", "timestamp"}:
         known = f"use messages, id, timestamp; for questions, {_AS_TASK}"
         raise DataError(f"{location}.{min(unknown)}: no field of a conversation: {known}")
-    id = require_field(value, "id", (str, NoneType), location)
+    if (own_id := require_field(value, "id", (str, int, NoneType), location)) is not None:
+        id = str(own_id)
     timestamp = parse_timestamp(value.get("timestamp"), f"{location}: timestamp")
     chunks = chunk_messages(messages, timestamp=timestamp, location=f"{location}: messages")
     if not chunks:
         raise DataError(f"{location}: messages: none has words of a user or an assistant: leave the line out")
-    file, _, line = location.rpartition(":")
-    id = f"{Path(file).stem}-{line}" if id is None else id
     task = with_turn_ids(Task(id=id, chunks=tuple(chunks), meta={"source": "messages"}))
     for field, problem in find_problems(task):
         raise DataError(f"{location}: {field}: {problem}")

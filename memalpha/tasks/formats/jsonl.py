@@ -70,7 +70,7 @@ def load_jsonl(path: str | Path) -> list[Task]:
     return tasks
 
 
-def parse_unique(items: Iterable[tuple[str, bytes]], parse: Callable[[bytes, str], Task] | None = None) -> list[Task]:
+def parse_unique(items: Iterable[tuple[str, Any]], parse: Callable[[Any, str], Task] | None = None) -> list[Task]:
     """Return the tasks of (location, JSON), whose ids must differ, as `parse` (default: `parse_task`) reads them."""
     places: dict[str, str] = {}
     tasks = []
@@ -300,18 +300,18 @@ def from_dataset(rows: Iterable[Mapping[str, Any]]) -> list[Task]:
     Raises:
         DataError: A row is no task; names its number, from 0, and the field. There is none, or two have one id.
     """
-    tasks = parse_unique((f"row {n}", json.dumps(_drop_empty(row)).encode()) for n, row in enumerate(rows))
+    tasks = parse_unique((f"row {n}", json.dumps(drop_empty(row)).encode()) for n, row in enumerate(rows))
     if not tasks:
         raise DataError("the data set holds no row")
     return tasks
 
 
-def _drop_empty(value: Any) -> Any:
+def drop_empty(value: Any) -> Any:
     """Return a row without the values that are None or empty lists, and with `meta` as a mapping."""
     if isinstance(value, Mapping):
-        fields = {key: part if key == "meta" else _drop_empty(part) for key, part in value.items()}
+        fields = {key: part if key == "meta" else drop_empty(part) for key, part in value.items()}
         if isinstance(meta := fields.get("meta"), str):
             with suppress(ValueError):  # is refused with its place, as any other text there
                 fields["meta"] = json.loads(meta)
         return {key: part for key, part in fields.items() if part is not None and part != []}
-    return [_drop_empty(part) for part in value] if isinstance(value, list | tuple) else value
+    return [drop_empty(part) for part in value] if isinstance(value, list | tuple) else value

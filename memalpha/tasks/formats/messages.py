@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import CHUNK, read_time, split_text
-from memalpha.tasks.formats.files import open_text, pack_turns
+from memalpha.tasks.formats.files import open_text, pack_turns, require_field
 from memalpha.text_files import NO_TEXT, UNFIT, parse_json, parse_json_or_none, read_text, split_json_items
 from memalpha.types import Chunk, SpeakerTurn, is_iso_time, parse_iso_time
 
@@ -30,6 +30,11 @@ READ_ROLES = ("user", "assistant")
 OTHER_ROLES = ("system", "developer", "tool", "function")
 """Roles whose messages are left out."""
 _ROLES = {*READ_ROLES, *OTHER_ROLES, "ai", "bot", "chatbot", "model", "human", "agent"}
+
+HOLDERS = ("messages", "conversations", "conversation", "dialogues", "dialogue", "dialogs", "dialog", "data")
+"""Fields of JSON that hold the messages of a conversation, or conversations."""
+_SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool", "function_call": "tool"}
+"""Roles in the field `from` of ShareGPT's messages."""
 
 _FIELDS = ("role", "content", "name", "timestamp")
 # Further fields of the messages that OpenAI's and Anthropic's APIs take or return; none has words of the conversation.
@@ -166,6 +171,43 @@ def load_messages(
     raise DataError(f"{path}: no message has words of a user or an assistant: there is nothing to read")
 
 
+def is_message(value: object) -> bool:
+    """Return True for an object with `role` or `content`, or ShareGPT's `from` and `value`, and no `chunks`."""
+    fields = value.keys() if isinstance(value, Mapping) else frozenset[str]()
+    return "chunks" not in fields and (not fields.isdisjoint(("role", "content")) or fields >= {"from", "value"})
+
+
+def holds_conversations(value: object) -> bool:
+    """Return True for messages, for an object with messages in a field of `HOLDERS`, and for lists of either."""
+    if isinstance(value, list):
+        return bool(value) and (is_message(value[0]) or holds_conversations(value[0]))
+    if not isinstance(value, Mapping) or "chunks" in value:
+        return False
+    return any(holds_conversations(value.get(field)) for field in HOLDERS)
+
+
+def iter_conversations(value: Any, location: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield place and fields of each conversation that a JSON value holds, its list of messages as `messages`.
+
+    Raises `DataError` for what is no conversation, and for lists or objects beside several, which nothing reads.
+    """
+    if isinstance(value, list) and (not value or is_message(value[0])):
+        yield location, {"messages": value}
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from iter_conversations(item, f"{location}[{number}]")
+    else:
+        field = next((name for name in HOLDERS if isinstance(value, Mapping) and name in value), "messages")
+        items, others = require_field(value, field, (list, Mapping), location), {**value}
+        del others[field]
+        if field == "messages" or items == [] or (is_messages(items) and is_message(items[0])):
+            yield location, {**others, "messages": items}
+        elif unread := [name for name, other in others.items() if isinstance(other, list | Mapping)]:
+            raise DataError(f"{location}.{unread[0]}: is not read beside conversations: take it out")
+        else:
+            yield from iter_conversations(items, f"{location}.{field}")
+
+
 def is_message_file(path: Path) -> bool:
     """Return True for no items, or if the first is a message: an object with `role` or `content`, not `chunks`."""
     try:
@@ -180,7 +222,7 @@ def is_message_file(path: Path) -> bool:
             first = messages[0] if is_messages(messages) else None
     except (DataError, UnicodeError):  # a pipe, or no text
         return False
-    return isinstance(first, dict) and not {"role", "content"}.isdisjoint(first) and "chunks" not in first
+    return is_message(first)
 
 
 def pack_days(
@@ -227,6 +269,9 @@ def parse_message(message: Any, location: str) -> Utterance:
     """
     if not isinstance(message, Mapping):
         raise DataError(f"{location}: a message is an object with 'role' and 'content', not {type(message).__name__}")
+    if message.keys() >= {"from", "value"}:
+        others = {field: value for field, value in message.items() if field not in ("from", "value")}
+        message = {"role": _SHAREGPT.get(message["from"], message["from"]), "content": message["value"], **others}
     for field in message:
         if field not in _FIELDS and field not in _API_FIELDS:
             raise DataError(f"{location}.{field}: no field of a message: use {', '.join(_FIELDS)}")

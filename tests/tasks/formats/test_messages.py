@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
 
 from memalpha import load_tasks
+from memalpha.cli.options import read_chunks
 from memalpha.errors import DataError
 from memalpha.tasks.formats.messages import chunk_messages, is_message_file, load_messages
 
@@ -161,6 +163,42 @@ def test_a_conversation_a_line(tmp_path: Path):
         load_tasks(file)
 
 
+SHAREGPT = [{"from": "system", "value": "Be kind."}, {"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [[USER], [USER]],
+        [{"conversation": [USER]}, {"dialog": [USER]}],
+        [{"messages": [USER], "id": 7, "timestamp": "2024-05-01"}, [USER]],
+        {"version": 1, "data": {"dialogues": [[USER], [USER]]}},
+        [{"conversations": SHAREGPT}, {"conversations": SHAREGPT}],
+    ],
+)
+def test_a_file_of_conversations_has_a_task_each(tmp_path: Path, value, monkeypatch):
+    (tmp_path / "all.json").write_text(json.dumps(value))
+    tasks = load_tasks(tmp_path / "all.json")
+    assert [task.id for task in tasks] == ["7" if "7" in json.dumps(value) else "all-1", "all-2"]
+    assert all(task.chunks[0].turns[0].text == "x" and task.chunks[0].turns[0].speaker == "user" for task in tasks)
+    (tmp_path / "all.jsonl").write_text(json.dumps(value))
+    if isinstance(value, list):
+        (tmp_path / "all.jsonl").write_text("\n".join(map(json.dumps, value)))
+        assert [task.chunks for task in load_tasks(tmp_path / "all.jsonl")] == [task.chunks for task in tasks]
+    for name in ("all.json", "all.jsonl"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / name).read_bytes())))
+        assert [chunk.turns for chunk in read_chunks(Path("-"), None)] == [task.chunks[0].turns for task in tasks]
+
+
+def test_rows_of_a_dataset_may_be_conversations():
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_list([{"messages": [USER]}, {"messages": [USER | {"name": "Ana"}]}])
+    assert [(task.id, task.chunks[0].turns[0].speaker) for task in load_tasks(rows)] == [
+        ("row-0", "user"),
+        ("row-1", "Ana"),
+    ]
+
+
 def test_chats_of_telegram_and_discord(tmp_path):
     file = tmp_path / "result.json"
     link = ["see ", {"type": "link", "text": "http://x"}]
@@ -255,9 +293,13 @@ def test_chats_that_were_left_may_be_none_or_listed_twice(tmp_path, left):
             "is no ISO 8601 time",
         ),
         (
-            [{"conversations": [{"from": "human", "value": "hi"}]}],
+            [{"turns": [{"from": "human", "value": "hi"}]}],
             r"row 0: no task, for it has no 'chunks': .* or messages in a \.json",
         ),
+        ({"data": [[USER]], "qa": [{"q": "Who?"}]}, r"result\.json\.qa: is not read beside conversations"),
+        ([[USER], []], r"result\.json\[1\]: messages: none has words"),
+        ([[USER], {"a": 1}], r"result\.json\[1\]: field 'messages' is missing"),
+        ([[{"from": "moderator", "value": "hi"}]], r"messages\[0\]\.role: is 'moderator'"),
     ],
 )
 def test_an_export_that_cannot_be_read_says_why(tmp_path, value, says):
