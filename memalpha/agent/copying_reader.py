@@ -66,7 +66,8 @@ def copy_answer(question: str | Question, entries: Sequence[MemoryEntry]) -> str
         if a letter is asked for, that shares most words with the entries and with their answers, by their chances.
     """
     asked = question if isinstance(question, str) else question.question
-    texts = [_without_date(entry).strip() for entry in entries]
+    dates = [f"{format_date(day)} " if (day := day_of(entry.timestamp)) else "" for entry in entries]  # of `rag`
+    texts = [entry.content.removeprefix(date).strip() for entry, date in zip(entries, dates, strict=True)]
     labels = [len(text) - len(split_label(text)[1] or text) for text in texts]
     spans = find_answers(asked, texts, order_of(entries), [] if _ASKS_FOR_PERSON.search(asked) else labels)
     passages = [*zip(texts, labels, entries, spans, strict=True)]
@@ -93,9 +94,3 @@ def _copy(question: str, text: str, label: int, entry: MemoryEntry, span: Answer
         if day is not None and asks_for_day(question):
             return format_date(day)
     return span.text if span.score > NO_ANSWER else said
-
-
-def _without_date(entry: MemoryEntry) -> str:
-    """Return the content without the date that `rag` writes before a turn."""
-    day = day_of(entry.timestamp)
-    return entry.content if day is None else entry.content.removeprefix(f"{format_date(day)} ")

@@ -113,9 +113,13 @@ def find_time(question: str, text: str, day: date | None, span: tuple[int, int] 
     anchors = anchors or [(span[0] - first, span[1] - first)]
 
     def distance(time: Time) -> int:
-        place = time.start, time.end
-        behind = bisect(anchors, place)
-        return min(_distance(text, anchor, place) for anchor in anchors[max(0, behind - 1) : behind + 1])
+        """Return the fewest characters to an anchor, and more for the end of a clause or a sentence between them."""
+        behind, distances = bisect(anchors, (time.start, time.end)), []
+        for start, end in anchors[max(0, behind - 1) : behind + 1]:
+            between = text[min(end, time.end) : max(start, time.start)]
+            breaks = [_SENTENCE if match["sentence"] else _CLAUSE for match in _BREAK.finditer(between)]
+            distances.append(len(between) + sum(breaks) + _BEFORE * (time.start < start))
+        return min(distances)
 
     times = [time for time in _times(question, text, day) if not time.is_loose or distance(time) < _SENTENCE]
     clocks = list[Time]()
@@ -130,13 +134,6 @@ def find_time(question: str, text: str, day: date | None, span: tuple[int, int] 
         if _JOINT.fullmatch(text, begin.end, end.start):
             return time._replace(text=f"{time.text} at {clock.text}")
     return best
-
-
-def _distance(text: str, anchor: tuple[int, int], place: tuple[int, int]) -> int:
-    """Return the characters between words, and more for the end of a clause or a sentence between them."""
-    between = text[min(anchor[1], place[1]) : max(anchor[0], place[0])]
-    breaks = [_SENTENCE if match["sentence"] else _CLAUSE for match in _BREAK.finditer(between)]
-    return len(between) + sum(breaks) + _BEFORE * (place[0] < anchor[0])
 
 
 def _times(question: str, text: str, day: date | None) -> Iterator[Time]:
