@@ -216,7 +216,17 @@ def measure_task(task: Task, embedder: str, methods: Sequence[str]) -> dict[str,
         entries = store.insert_many(raw_fields(piece, chunk) for piece, chunk in pieces)
         entry_ids = {turn: entry.id for (piece, _), entry in zip(pieces, entries, strict=True) for turn in piece.turns}
         distinct = {entry.id: entry for entry in entries}.values()
-        for last, questions in _questions_by_chunk(task, entry_ids).items():
+        by_chunk: dict[int, list[EvidenceQuestion]] = {}  # the last that a question may know
+        for question in task.questions:
+            if unknown := [turn for turn in question.evidence if turn not in entry_ids]:
+                raise DataError(
+                    f"task {task.id!r}, question {question.id!r}: its evidence {unknown[0]!r} is the id of no turn "
+                    "with words"
+                )
+            if gold := dict.fromkeys(entry_ids[turn] for turn in question.evidence):
+                asked = EvidenceQuestion(question.question, question.category or "all", tuple(gold))
+                by_chunk.setdefault(task.asked_after(question), []).append(asked)
+        for last, questions in by_chunk.items():
 
             def search(queries: Sequence[str], k: int, method: Any, last: int = last) -> list[list[MemoryEntry]]:
                 how = {"reranker": SPANS} if method == SPANS else {"route": method}
@@ -228,22 +238,6 @@ def measure_task(task: Task, embedder: str, methods: Sequence[str]) -> dict[str,
                 by_method = _bm25s_search(visible) if method == BM25S else partial(search, method=method)
                 ranks[method] += rank_evidence(questions, by_method, lambda entry: entry.id)
     return ranks
-
-
-def _questions_by_chunk(task: Task, entry_ids: Mapping[str, str]) -> dict[int, list[EvidenceQuestion]]:
-    """Return the questions by the last chunk that they may know."""
-    groups: dict[int, list[EvidenceQuestion]] = {}
-    for question in task.questions:
-        if question.evidence:
-            if unknown := [turn for turn in question.evidence if turn not in entry_ids]:
-                raise DataError(
-                    f"task {task.id!r}, question {question.id!r}: its evidence {unknown[0]!r} is the id of no turn "
-                    "with words"
-                )
-            gold = dict.fromkeys(entry_ids[turn] for turn in question.evidence)
-            asked = EvidenceQuestion(question.question, question.category or "all", tuple(gold))
-            groups.setdefault(task.asked_after(question), []).append(asked)
-    return groups
 
 
 def _bm25s_search(entries: Sequence[MemoryEntry]) -> Search:

@@ -234,12 +234,6 @@ def says(text: str, fact: str) -> bool:
     return term_counts(fact).keys() <= term_counts(text).keys()
 
 
-def _nearest_sources(statement: Statement) -> Statement:
-    terms = term_counts(statement.text).keys()
-    nearest = sorted(statement.sources, key=lambda text: -len(terms & term_counts(text).keys()))[:SHOWN]
-    return replace(statement, sources=tuple(nearest))
-
-
 def _score_row(name: str, items: Sequence[tuple[str, str, Statement]], judge: Judge | None) -> dict[str, Any]:
     """Score a system's statements, each with its score and task; one without the judge's verdict counts as unjudged."""
     if judge is None:
@@ -248,7 +242,12 @@ def _score_row(name: str, items: Sequence[tuple[str, str, Statement]], judge: Ju
             for *_, item in items
         ]
     else:
-        verdicts = judge.judge([_nearest_sources(statement) for *_, statement in items])
+        statements = []
+        for *_, item in items:
+            terms = term_counts(item.text).keys()
+            nearest = sorted(item.sources, key=lambda text: -len(terms & term_counts(text).keys()))[:SHOWN]
+            statements.append(replace(item, sources=tuple(nearest)))
+        verdicts = judge.judge(statements)
         stated = [None if verdict.score is None else verdict.score >= 0.5 for verdict in verdicts]
     row: dict[str, Any] = {"system": name, "unjudged": sum(value is None for value in stated), **dict.fromkeys(SCORES)}
     answers = group_values(
