@@ -32,7 +32,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -329,16 +329,11 @@ def _run_assert_tests(program: str, tests: tuple[Any, ...], limits: Limits) -> O
                 os.close(fd)
         verdicts = read_output(checker, deadline).decode("utf-8", "replace").split("\n")[:-1]
         verdicts += [GONE] * (len(tests) - len(verdicts))
-        ending = _ending(child, deadline) if GONE in verdicts else ""
+        ending = "ended"  # why the program no longer answers
+        with suppress(subprocess.TimeoutExpired):
+            if GONE in verdicts and (time.monotonic() >= deadline or child.wait(1) in OUT_OF_TIME):
+                ending = _LATE
         return tuple(ending if verdict == GONE else verdict for verdict in verdicts)
-
-
-def _ending(child: subprocess.Popen[bytes], deadline: float) -> str:
-    """Return the reason why a program no longer answers."""
-    try:
-        return _LATE if time.monotonic() >= deadline or child.wait(1) in OUT_OF_TIME else "ended"
-    except subprocess.TimeoutExpired:
-        return "ended"
 
 
 def _run_output_test(program: str, test: Any, limits: Limits) -> str:
