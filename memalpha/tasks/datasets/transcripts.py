@@ -123,8 +123,18 @@ def load_qmsum(path: Path, variant: str | None = None, limit: int | None = None,
             read_turn(turn, f"t{n}", f"{location}: meeting_transcripts[{n}]", speaker="speaker", text="content")
             for n, turn in enumerate(_objects(meeting, "meeting_transcripts", location))
         )
-        items = enumerate(_objects(meeting, "specific_query_list", location) if queries else ())
-        questions = [_query(query, n, builder, f"{location}: specific_query_list[{n}]") for n, query in items]
+        questions: list[Question] = []
+        for n, query in enumerate(_objects(meeting, "specific_query_list", location) if queries else ()):
+            place, turns = f"{location}: specific_query_list[{n}]", list[str]()
+            for span in require_field(query, "relevant_text_span", list, place):
+                try:
+                    first, last = (int(end) for end in span)
+                except (TypeError, ValueError) as error:
+                    raise DataError(f"{place}: relevant_text_span: {span!r} is no pair of turn numbers") from error
+                turns.extend(f"t{n}" for n in range(first, min(last, 10**6) + 1))
+            meta, evidence = {"metric": _QMSUM.metric}, builder.resolve_evidence(turns)[0]
+            fields = {"keys": ("query", "answer"), "evidence": evidence, "category": "specific"}
+            questions.append(read_question(query, f"specific{n}", place, meta, **fields))
         tasks.append(builder.build(id, questions, location))
     return tasks
 
@@ -151,16 +161,3 @@ def _meetings(path: Path, variant: str | None) -> Iterator[tuple[str, str, Any]]
 
 def _objects(meeting: Any, key: str, location: str) -> list[Mapping[str, Any]]:
     return require_objects(require_field(meeting, key, list, location), f"{location}: {key}")
-
-
-def _query(query: Mapping[str, Any], number: int, builder: TaskBuilder, location: str) -> Question:
-    turns: list[str] = []
-    for span in require_field(query, "relevant_text_span", list, location):
-        try:
-            first, last = (int(end) for end in span)
-        except (TypeError, ValueError) as error:
-            raise DataError(f"{location}: relevant_text_span: {span!r} is no pair of turn numbers") from error
-        turns.extend(f"t{n}" for n in range(first, min(last, 10**6) + 1))
-    id, meta, evidence = f"specific{number}", {"metric": _QMSUM.metric}, builder.resolve_evidence(turns)[0]
-    keys = ("query", "answer")
-    return read_question(query, id, location, meta, keys=keys, evidence=evidence, category="specific")

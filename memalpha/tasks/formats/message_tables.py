@@ -102,17 +102,15 @@ def read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> lis
         id = row[columns["id"]].strip() if "id" in columns else ""
         speaker = speakers.name(speaker or "unknown", None if id.lower() in _NO_IDS else id)
         utterances.append((speaker, text, time))
+    for utterances, _ in conversations.values():
+        times = [parse_iso_time(time).replace(tzinfo=None) for _, _, time in utterances if time is not None]
+        steps = [(a > b) - (a < b) for a, b in pairwise(times)]
+        if steps.count(1) > 9 * steps.count(-1):  # newest first
+            utterances.reverse()
     return [
-        ExportedConversation(id, {"source": "table"}, _put_oldest_first(utterances), left_out, str(path))
+        ExportedConversation(id, {"source": "table"}, utterances, left_out, str(path))
         for id, (utterances, left_out) in conversations.items()
     ]
-
-
-def _put_oldest_first(utterances: list[Utterance]) -> list[Utterance]:
-    """Return utterances in the order of time if they stand newest first."""
-    times = [parse_iso_time(time).replace(tzinfo=None) for _, _, time in utterances if time is not None]
-    steps = [(a > b) - (a < b) for a, b in pairwise(times)]
-    return utterances[::-1] if steps.count(1) > 9 * steps.count(-1) else utterances
 
 
 def _is_day(cell: str) -> bool:
