@@ -130,7 +130,14 @@ def render_markdown(schema: MemorySchema, core: str, entries: Iterable[MemoryEnt
     for entry in entries:
         entries_by_category[entry.category].append(entry)
     for name, category_entries in entries_by_category.items():
-        parts.append(f"\n## {name}\n" + "".join(f"\n{_render_entry(entry)}" for entry in category_entries))
+        parts.append(f"\n## {name}\n")
+        for entry in category_entries:
+            first_line, *further_lines = map(_escape, entry.content.split("\n"))
+            fields = ((field, getattr(entry, field)) for field in FIELDS)
+            written = {field: value for field, value in fields if value not in (None, _DEFAULTS.get(field))}
+            details = to_json(written).replace("`", "\\u0060")
+            parts += [f"\n- {first_line}\n", *(f"  {line}\n" if line else "\n" for line in further_lines)]
+            parts.append(f"  `{details}`\n")
     return "".join(parts)
 
 
@@ -191,16 +198,6 @@ def read_markdown(path: str | Path) -> MarkdownDocument:
         if operation.id and first_lines.setdefault(operation.id, number) != number:
             raise DataError(f"{path}:{number}: id {operation.id!r}: line {first_lines[operation.id]} has it already")
     return MarkdownDocument(None if core is None else "\n".join(core).strip(), core_line, tuple(entries))
-
-
-def _render_entry(entry: MemoryEntry) -> str:
-    first_line, *further_lines = map(_escape, entry.content.split("\n"))
-    fields = {name: getattr(entry, name) for name in FIELDS}
-    written = {name: value for name, value in fields.items() if value is not None and value != _DEFAULTS.get(name)}
-    details = to_json(written).replace("`", "\\u0060")
-    return "".join(
-        [f"- {first_line}\n", *(f"  {line}\n" if line else "\n" for line in further_lines), f"  `{details}`\n"]
-    )
 
 
 def _escape(line: str) -> str:

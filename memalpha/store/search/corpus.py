@@ -345,7 +345,13 @@ def find_candidates(
     is_soft = route == "soft"
     priors = whole.soft_priors(vector) if is_soft else None
     prior = np.zeros(whole.size) if priors is None else priors[0] + priors[1]
-    chosen = [_find_nearest(whole, index, vector, prior)]
+    nearest = whole.documents_at(index.nearest(vector, NEAREST))
+    groups = whole.groups[nearest]
+    counts, sizes = np.bincount(groups, minlength=whole.size), whole.group_sizes
+    chosen, mean_prior = [nearest], prior[groups].mean() if len(nearest) else 0.0
+    for group in np.argsort(-prior, kind="stable")[:_EXTRA_GROUPS].tolist():  # more of those that the prior favours
+        if prior[group] > mean_prior and counts[group] < min(NEAREST // 4, sizes[group]):
+            chosen.append(whole.documents_at(index.nearest(vector, NEAREST // 4, whole.slots_in_group(group))))
     lexical = None if route == "dense" else whole.bm25_scores(query)
     score_ranges: dict[str, tuple[float, float]] = {}
     if lexical is not None:
@@ -369,18 +375,6 @@ def find_candidates(
         None if priors is None else priors[1][groups],
         score_ranges=score_ranges,
     )
-
-
-def _find_nearest(whole: Selection, index: ApproximateIndex, vector: np.ndarray, prior: np.ndarray) -> np.ndarray:
-    """Return the nearest documents, with more of the groups that the prior favours."""
-    documents = whole.documents_at(index.nearest(vector, NEAREST))
-    groups = whole.groups[documents]
-    counts, sizes = np.bincount(groups, minlength=whole.size), whole.group_sizes
-    chosen, mean_prior = [documents], prior[groups].mean() if len(documents) else 0.0
-    for group in np.argsort(-prior, kind="stable")[:_EXTRA_GROUPS].tolist():
-        if prior[group] > mean_prior and counts[group] < min(NEAREST // 4, sizes[group]):
-            chosen.append(whole.documents_at(index.nearest(vector, NEAREST // 4, whole.slots_in_group(group))))
-    return np.concatenate(chosen)
 
 
 @dataclass(frozen=True, slots=True)

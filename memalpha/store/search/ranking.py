@@ -401,7 +401,11 @@ class Selection:
             vector: Embedding of the query `(1, dim)`; None for the route "bm25".
             route: The route, which `corpus` explains.
         """
-        dense = None if vector is None else self._dense_scores(vector)
+        dense = None
+        if vector is not None and self._rows is not None:
+            dense = inner_products(vector, self._rows)[0]
+        elif vector is not None:
+            dense = inner_products(vector, self._corpus.vectors.rows)[0, self.slots]
         lexical = None
         if route != "dense":
             lexical = (self._neighbour_scores(query) if route == "soft" else None) or self.bm25_scores(query)
@@ -413,7 +417,10 @@ class Selection:
             group, category = (None, None) if priors is None else (values[self.groups] for values in priors)
             return features._replace(group=group, category=category, marks=self._corpus.marks[self.slots])
         if route == "hard" and dense is not None and lexical is not None:
-            best = self._in_best_groups(vector)
+            contents, purposes = self.group_priors(vector)
+            prior = contents + purposes
+            sorted_priors = np.sort(prior[np.unique(self.groups)])  # the best round(sqrt(groups)) groups are searched
+            best = prior[self.groups] >= sorted_priors[-max(1, round(len(sorted_priors) ** 0.5))]
             lexical = lexical._replace(scores=lexical.scores[best], passages=lexical.passages[best])
             return Features(self.slots[best], dense[best], lexical)
         return features
@@ -462,12 +469,6 @@ class Selection:
             return None
         contents, purposes = self.group_priors(vector)
         return self._fit * contents, self._fit * purposes
-
-    def _dense_scores(self, vector: np.ndarray) -> np.ndarray:
-        """Return the inner products of a query's vector `(1, dim)` with the documents', float64 `(n,)`."""
-        if self._rows is None:
-            return inner_products(vector, self._corpus.vectors.rows)[0, self.slots]
-        return inner_products(vector, self._rows)[0]
 
     def documents_at(self, slots: np.ndarray) -> np.ndarray:
         """Return the documents of slots by their index in this selection, without removed ones."""
@@ -542,13 +543,6 @@ class Selection:
             documents, best, number = matches.best(idf, self._lexical.lengths, inverse_mean)
             scores[documents], numbers[documents] = best, number
         return LexicalScores(scores, numbers)
-
-    def _in_best_groups(self, vector: np.ndarray) -> np.ndarray:
-        """Return a mask of the documents in the best round(sqrt(groups)) groups, bool `(n,)`."""
-        contents, purposes = self.group_priors(vector)
-        prior = contents + purposes
-        sorted_priors = np.sort(prior[np.unique(self.groups)])
-        return prior[self.groups] >= sorted_priors[-max(1, round(len(sorted_priors) ** 0.5))]
 
     def group_priors(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the inner products with the mean of each group's vectors, and with what it is for, both `(size,)`."""
