@@ -155,14 +155,11 @@ def service_errors() -> Iterator[None]:
         yield
     except ServiceError:
         raise
-    except MemalphaError as error:
-        raise to_service_error(error) from error
     except Exception as error:
-        log.exception("a request failed")
-        raise ServiceError("internal_error", "the server failed; its log says why", 500) from error
+        raise to_service_error(error) from error
 
 
-def to_service_error(error: MemalphaError) -> ServiceError:
+def to_service_error(error: Exception) -> ServiceError:
     """Return the error for the client."""
     if isinstance(error, StoreUnavailable):
         log.error("the database is away: %s", error)
@@ -170,11 +167,11 @@ def to_service_error(error: MemalphaError) -> ServiceError:
     if isinstance(error, StoreError) and type(error) in _STATUS:
         return ServiceError(error.code, str(error), _STATUS[type(error)])
     log.error("a request failed", exc_info=error)
-    if isinstance(error, ConfigError):  # a tool of the operator's own failed
-        return ServiceError("internal_error", "the server failed; its log says why", 500)
     if isinstance(error, PolicyError):
         return ServiceError("policy_error", "the policy did not answer; the server's log says why", 502)
-    return ServiceError("store_error", "the store did not do it; the server's log says why", 503)
+    if isinstance(error, MemalphaError) and not isinstance(error, ConfigError):  # of the operator's own tool
+        return ServiceError("store_error", "the store did not do it; the server's log says why", 503)
+    return ServiceError("internal_error", "the server failed; its log says why", 500)
 
 
 def _away(outcome: str) -> ServiceError:
