@@ -406,7 +406,18 @@ def page_calls(service: MemoryService, render: Callable[..., str], *, edits: boo
         return await show(request, service.granted(request.scope[SCOPE], "read"), query=q, done=done)
 
     async def submit(request: Request, content: bytes) -> Response:
-        form = _parse_form(request.headers.get("content-type", ""), content)
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _FORM_TYPE:
+            raise ServiceError("invalid_arguments", f"body: a form is needed ({_FORM_TYPE})", 422)
+        try:
+            text = content.decode("ascii")
+            pairs = parse_qsl(text, keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
+            if len(dict(pairs)) != len(pairs):
+                raise ValueError("a field is sent twice")
+            form = SentForm.model_validate({name: text.replace("\r\n", "\n") for name, text in pairs})
+        except ValidationError as error:
+            raise ServiceError("invalid_arguments", format_validation_error(error)) from error
+        except ValueError as error:
+            raise ServiceError("invalid_arguments", f"body: no form of this page: {error}") from error
         memory = service.granted(request.scope[SCOPE], ACTIONS[form.action])
         _check_own_page(request, form)
         try:
@@ -438,20 +449,6 @@ def _check_own_page(request: Request, form: SentForm) -> None:
         raise ServiceError("foreign_origin", "forms are taken from this server's own page alone", 403)
     if not hmac.compare_digest(form.token.encode("utf-8", "surrogatepass"), _token(request).encode()):
         raise ServiceError("stale_page", "this page is not yours, or the server was started anew: load it again", 403)
-
-
-def _parse_form(content_type: str, body: bytes) -> SentForm:
-    if content_type.partition(";")[0].strip().lower() != _FORM_TYPE:
-        raise ServiceError("invalid_arguments", f"body: a form is needed ({_FORM_TYPE})", 422)
-    try:
-        pairs = parse_qsl(body.decode("ascii"), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="strict")
-        if len(dict(pairs)) != len(pairs):
-            raise ValueError("a field is sent twice")
-        return SentForm.model_validate({name: text.replace("\r\n", "\n") for name, text in pairs})
-    except ValidationError as error:
-        raise ServiceError("invalid_arguments", format_validation_error(error)) from error
-    except ValueError as error:
-        raise ServiceError("invalid_arguments", f"body: no form of this page: {error}") from error
 
 
 def _apply(store: MemoryStore, form: SentForm) -> None:

@@ -127,8 +127,14 @@ class Telemetry:
         id = sent_id.decode() if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8)
         record = RequestRecord(id, method, path[:MAX_PATH])
         kind, started = method if method in METHODS else "_OTHER", time.perf_counter()
+        opened: AbstractContextManager[trace.Span] = nullcontext(trace.INVALID_SPAN)
         try:
-            with _request_span(kind, headers) as span:
+            if (tracer := _tracer()) is not None:  # below the client's span if a `traceparent` names one
+                names = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+                values: Any = {"context": propagate.extract(names), "kind": trace.SpanKind.SERVER}
+                values |= {"record_exception": False, "set_status_on_exception": False}
+                opened = tracer.start_as_current_span(kind, **values)
+            with opened as span:
                 try:
                     yield record
                 finally:
@@ -159,20 +165,6 @@ def start_tracing() -> Callable[[], None]:
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     return provider.shutdown
-
-
-def _request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[trace.Span]:
-    """Open the span of a request, below that of its client if a `traceparent` names one.
-
-    Args:
-        method: Method of the request.
-        headers: Headers of the request, by lower-case name.
-    """
-    if (tracer := _tracer()) is None:
-        return nullcontext(trace.INVALID_SPAN)
-    names = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
-    context, kind = propagate.extract(names), trace.SpanKind.SERVER
-    return tracer.start_as_current_span(method, context, kind, record_exception=False, set_status_on_exception=False)
 
 
 @contextmanager
