@@ -15,6 +15,7 @@ has all rows of `per_device_train_batch_size` rollouts, padded to the longest.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -144,21 +145,18 @@ class MultiContextGRPOTrainer(RowTrainer):
             for number, sample in enumerate(samples):
                 values[number, : len(sample.completion_ids)] = torch.from_numpy(getattr(sample, field))
             rows[name] = values.to(device)
-        if self.beta != 0.0:
-            rows["ref_per_token_logps"] = self._reference_logprobs(rows)
+        if self.beta != 0.0:  # log-probs (B, T) of TRL's reference model, or of the model without its adapter
+            ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
+            mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
+            inputs = ids, mask, rows["completion_ids"].shape[1], self.args.per_device_train_batch_size
+            reference, scope = self.ref_model, nullcontext()
+            if reference is None:
+                reference, plain = self.model, self.accelerator.unwrap_model(self.model)
+                scope = use_adapter(plain, adapter_name="ref" if "ref" in plain.peft_config else None)
+            checkpointing = disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs)
+            with torch.no_grad(), checkpointing, scope:
+                rows["ref_per_token_logps"] = self._get_per_token_logps_and_entropies(reference, *inputs)[0]
         return rows
-
-    def _reference_logprobs(self, rows: Rows) -> torch.Tensor:
-        """Return log-probs (B, T) of the start policy: TRL's reference model, or the model without its adapter."""
-        ids = torch.cat([rows["prompt_ids"], rows["completion_ids"]], dim=1)
-        mask = torch.cat([rows["prompt_mask"], rows["completion_mask"]], dim=1)
-        width, size = rows["completion_ids"].shape[1], self.args.per_device_train_batch_size
-        with torch.no_grad(), disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
-            if self.ref_model is not None:
-                return self._get_per_token_logps_and_entropies(self.ref_model, ids, mask, width, size)[0]
-            model: Any = self.accelerator.unwrap_model(self.model)
-            with use_adapter(model, adapter_name="ref" if "ref" in model.peft_config else None):
-                return self._get_per_token_logps_and_entropies(self.model, ids, mask, width, size)[0]
 
 
 def _no_reward(**_: Any) -> list[float]:

@@ -278,8 +278,15 @@ class ERLTrainer(RowTrainer):
         """
         before = self._local_rows(self._total_rewards(first.rewards), len(inputs)).tolist()
         failed = [ReflectedAttempt(i, reward) for i, reward in enumerate(before) if reward < self.args.reward_threshold]
-        for attempt, feedback in zip(failed, self._call_feedback(inputs, first, failed), strict=True):
-            attempt.feedback = feedback
+        if self.feedback_func is not None and failed:
+            rows = [attempt.index for attempt in failed]
+            names = [name for name in inputs[0] if name not in ("prompt", "completion", "completion_ids")]
+            columns: dict[str, Any] = {"completion_ids": [first.completion_ids[i] for i in rows]}
+            columns |= {"trainer_state": self.state, **{name: [inputs[i][name] for i in rows] for name in names}}
+            texts = [first.prompts[i] for i in rows], [first.completions[i] for i in rows]
+            feedback = check_feedback(call_function(self.feedback_func, "feedback_func", *texts, columns), len(failed))
+            for attempt, text in zip(failed, feedback, strict=True):
+                attempt.feedback = text
         earlier_advice = self.reflections.newest(self.args.memory_top_k) if self.args.enable_memory else []
         template = self.args.reflection_system_prompt
         prompts = [build_reflection_prompt(attempt, first, earlier_advice, template, self._fits) for attempt in failed]
@@ -292,53 +299,30 @@ class ERLTrainer(RowTrainer):
     def _sample_role(
         self, role: str, attempts: Sequence[ReflectedAttempt], prompts: Sequence[Any], filler: Any
     ) -> list[ReflectedAttempt]:
-        """Set `role` of each attempt that has a prompt to a sampled completion, and return these attempts."""
-        sampled = [attempt for attempt, prompt in zip(attempts, prompts, strict=True) if prompt is not None]
-        completions = self._sample_completions([prompt for prompt in prompts if prompt is not None], filler)
-        for attempt, completion in zip(sampled, completions, strict=True):
-            setattr(attempt, role, completion)
-        return sampled
+        """Set `role` of each attempt that has a prompt to a sampled completion, and return these attempts.
 
-    def _call_feedback(
-        self, inputs: Sequence[dict[str, Any]], first: FirstAttempts, attempts: Sequence[ReflectedAttempt]
-    ) -> Sequence[str]:
-        """Return the feedback of `feedback_func` on each attempt; empty texts without one."""
-        func = self.feedback_func
-        if func is None or not attempts:
-            return [""] * len(attempts)
-        indices = [attempt.index for attempt in attempts]
-        names = [name for name in inputs[0] if name not in ("prompt", "completion", "completion_ids")]
-        columns = {
-            "completion_ids": [first.completion_ids[i] for i in indices],
-            "trainer_state": self.state,
-            **{name: [inputs[i][name] for i in indices] for name in names},
-        }
-        prompts, completions = [first.prompts[i] for i in indices], [first.completions[i] for i in indices]
-        return check_feedback(call_function(func, "feedback_func", prompts, completions, columns), len(attempts))
+        Every process takes part with equally many prompts; `filler` makes up for missing ones.
+        """
+        sampled = [attempt for attempt, prompt in zip(attempts, prompts, strict=True) if prompt is not None]
+        count = self._max_over_processes(len(sampled))
+        if not count:
+            return sampled
+        fillers = [filler] * (count - len(sampled))
+        with self._temporarily(num_generations=1):  # per prompt
+            result = self._generate([*(prompt for prompt in prompts if prompt is not None), *fillers])
+        require(isinstance(result, tuple) and len(result) == 8, "_generate does not return its eight values")
+        prompt_ids, completion_ids, _, completions, logprobs, *_ = result
+        sizes = [len(values) for values in (prompt_ids, completion_ids, completions, logprobs or completions)]
+        require(set(sizes) == {count}, f"{sizes} prompts, completions, texts and log-probs of {count} prompts")
+        for i, attempt in enumerate(sampled):
+            values = prompt_ids[i], completion_ids[i], completions[i], logprobs[i] if logprobs else None
+            setattr(attempt, role, SampledCompletion(*values))
+        return sampled
 
     def _fits(self, prompt: Any) -> bool:
         """Return True if the prompt leaves room for a completion in the model's context."""
         limit = max_positions(self.model.config)
         return limit is None or len(self._tokenize_prompts([prompt])[0][0]) + self.max_completion_length <= limit
-
-    def _sample_completions(self, prompts: Sequence[Any], filler: Any) -> list[SampledCompletion]:
-        """Sample one completion per prompt in one call.
-
-        Every process takes part with equally many prompts; `filler` makes up for missing ones.
-        """
-        count = self._max_over_processes(len(prompts))
-        if not count:
-            return []
-        with self._temporarily(num_generations=1):  # per prompt
-            result = self._generate([*prompts, *([filler] * (count - len(prompts)))])
-        require(isinstance(result, tuple) and len(result) == 8, "_generate does not return its eight values")
-        prompt_ids, completion_ids, _, completions, logprobs, *_ = result
-        sizes = [len(values) for values in (prompt_ids, completion_ids, completions, logprobs or completions)]
-        require(set(sizes) == {count}, f"{sizes} prompts, completions, texts and log-probs of {count} prompts")
-        return [
-            SampledCompletion(prompt_ids[i], completion_ids[i], completions[i], logprobs[i] if logprobs else None)
-            for i in range(len(prompts))
-        ]
 
     def _score_retries(
         self, inputs: Sequence[dict[str, Any]], first: FirstAttempts, attempts: Sequence[ReflectedAttempt]
