@@ -95,7 +95,15 @@ def _load(part: Any, location: str) -> RewardFunction:
             case JudgePart():
                 reward = JudgeReward(part.judge, part.template, part.scale)
             case PythonPart():
-                reward = _load_callable(part)
+                reward = import_object(part.function, "function")
+                try:
+                    if inspect.isclass(reward):
+                        reward = reward(**part.arguments)
+                    elif part.arguments:
+                        reward = partial(reward, **part.arguments)
+                except TypeError as error:
+                    message = f"arguments: {part.function!r} does not take {part.arguments} ({error})"
+                    raise ConfigError(message) from error
             case ModelPart():
                 reward = ModelReward(part.path, part.device, part.chat)
             case _:
@@ -103,17 +111,6 @@ def _load(part: Any, location: str) -> RewardFunction:
         return named(reward, part.name, part.weight)
     except ConfigError as error:
         raise ConfigError(f"{location}: {error}") from error
-
-
-def _load_callable(part: PythonPart) -> Any:
-    """Import the callable of a part; a class is instantiated with the part's arguments."""
-    target = import_object(part.function, "function")
-    try:
-        if inspect.isclass(target):
-            return target(**part.arguments)
-        return partial(target, **part.arguments) if part.arguments else target
-    except TypeError as error:
-        raise ConfigError(f"arguments: {part.function!r} does not take {part.arguments} ({error})") from error
 
 
 class TextGeneration:
