@@ -78,7 +78,17 @@ def _task(row: Mapping[str, Any], source: str, id: str, location: str, file: Pat
     else:
         leading = next((border for start, border in _LEADING_BORDERS.items() if source.startswith(start)), ())
         builder.add_text(context, borders=(*leading, *BORDERS))
-    films = _films(file, location) if metric == "recall@5" else {}
+    films: dict[str, str] = {}  # titles by id: the last part of an entity, without year and underscores
+    if metric == "recall@5":
+        places = [folder / "entity2id.json" for folder in (file.parent, file.parent.parent)]
+        if not (found := [place for place in places if place.is_file()]):
+            raise DataError(f"{location}: the answers are ids of entity2id.json: put that file beside {file.name}")
+        ids = files.read_json(found[0])
+        if not isinstance(ids, Mapping):
+            raise DataError(f"{found[0]}: a JSON object of entities and ids is needed")
+        for entity, number in ids.items():
+            title = re.sub("[_-]", " ", entity.rstrip(">").rsplit("/", 1)[-1])
+            films[str(number)] = " ".join(_YEAR.sub("", title).split())
     return builder.build(id, _questions(row, metric, ids_by_text, films, location), location, meta={"source": source})
 
 
@@ -155,18 +165,3 @@ def _sessions(builder: TaskBuilder, context: str, location: str) -> dict[str, li
         for turn in speaker_turns:
             ids_by_text.setdefault(turn.text.strip(), []).extend(builder.resolve_evidence([turn.id or ""])[0])
     return ids_by_text
-
-
-def _films(file: Path, location: str) -> dict[str, str]:
-    """Return titles by id, from `entity2id.json` in the file's folder or the one above.
-
-    The title is the last part of an entity, without year and underscores.
-    """
-    for folder in (file.parent, file.parent.parent):
-        if (names := folder / "entity2id.json").is_file():
-            value = files.read_json(names)
-            if not isinstance(value, Mapping):
-                raise DataError(f"{names}: a JSON object of entities and ids is needed")
-            names_by_id = {str(id): entity.rstrip(">").rsplit("/", 1)[-1] for entity, id in value.items()}
-            return {id: " ".join(_YEAR.sub("", re.sub("[_-]", " ", name)).split()) for id, name in names_by_id.items()}
-    raise DataError(f"{location}: the answers are ids of entity2id.json: put that file beside {file.name}")

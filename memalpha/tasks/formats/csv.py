@@ -146,7 +146,12 @@ def _question(row: Mapping[str, str], location: str, number: int) -> Question:
         raise DataError(f"{location}: a column 'answer', or one 'answers' with | between them, is needed; not both")
     if not row["question"].strip():
         raise DataError(f"{location}: question: empty")
-    if _is_printed_list(listed := row.get("answers", "").strip()):
+    listed, value = row.get("answers", "").strip(), None
+    if listed.startswith("[") and "|" not in listed:
+        value = parse_json_or_none(listed)
+        with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            value = ast.literal_eval(listed)
+    if isinstance(value, list):
         raise DataError(f"{location}: answers: {listed} is a printed list: write its values with | between them")
     answer = row.get("answer", "").strip()
     own_columns = (*_QUESTION_COLUMNS, *_ONE_TABLE, "")
@@ -157,15 +162,6 @@ def _question(row: Mapping[str, str], location: str, number: int) -> Question:
         category=row.get("category", "").strip() or None,
         meta={name: value for name, value in row.items() if name not in own_columns},
     )
-
-
-def _is_printed_list(text: str) -> bool:
-    """Return True for a list in the syntax of Python or JSON, which `|` does not separate."""
-    if not text.startswith("[") or "|" in text:
-        return False
-    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        return isinstance(ast.literal_eval(text), list)
-    return isinstance(parse_json_or_none(text), list)
 
 
 def _split_values(text: str) -> list[str]:

@@ -81,7 +81,10 @@ def read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> lis
     days, clocks = (
         [row[columns[kind]].strip() if kind in columns else "" for _, row in rows] for kind in ("day", "clock")
     )
-    if columns.get("day", "").lower() in _OTHER_DAYS and not any(_is_day(day) for day in days):
+    if columns.get("day", "").lower() in _OTHER_DAYS and not any(
+        read_time(day) is not None or TIME.fullmatch(f"{SPACES.sub(' ', day)} 0:00") is not None or _has_clock(day)
+        for day in days
+    ):
         used.remove(columns["day"])
         days = [""] * len(rows)
     cells = [
@@ -111,12 +114,6 @@ def read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> lis
         ExportedConversation(id, {"source": "table"}, utterances, left_out, str(path))
         for id, (utterances, left_out) in conversations.items()
     ]
-
-
-def _is_day(cell: str) -> bool:
-    """Return True for a cell with a date."""
-    plain = SPACES.sub(" ", cell)
-    return read_time(cell) is not None or TIME.fullmatch(f"{plain} 0:00") is not None or _has_clock(cell)
 
 
 def _has_clock(cell: str) -> bool:
