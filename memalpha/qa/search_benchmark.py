@@ -22,6 +22,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,19 +143,8 @@ def run_search(config: EvalConfig) -> dict[str, Any]:
     for file, tasks in zip(files, sets.values(), strict=True):
         if not any(question.evidence for task in tasks for question in task.questions):
             raise DataError(f"{file}: no question names its evidence (ids of turns), so recall cannot be measured")
-    rows = [row for name, tasks in sets.items() for row in _measure_set(name, tasks, config.embedders)]
-    questions = [question for tasks in sets.values() for task in tasks for question in task.questions]
-    without = sum(not question.evidence for question in questions)
-    result = {"retrieval": rows, "questions_without_evidence": without}
-    if folder is not None:
-        write_json(folder / "search.json", result)
-    return result
-
-
-def _measure_set(name: str, tasks: Sequence[Task], embedders: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a row for each method on one set."""
-    rows = []
-    for number, embedder in enumerate(embedders):
+    rows: list[dict[str, Any]] = []
+    for (name, tasks), (number, embedder) in product(sets.items(), enumerate(config.embedders)):
         methods = [*(route for route in ROUTES if number == 0 or route not in WITHOUT_EMBEDDER), SPANS]
         methods += [BM25S] if number == 0 and importlib.util.find_spec("bm25s") else []
         ranks: dict[str, list[tuple[str, EvidenceRanks]]] = {method: [] for method in methods}
@@ -170,7 +160,12 @@ def _measure_set(name: str, tasks: Sequence[Task], embedders: Sequence[str]) -> 
             kinds = sorted({item.kind for _, item in collected})
             interval = estimate([ScoredAnswer(task, item.kind, item.recall(10)) for task, item in collected]).interval
             rows.append(row | {"interval": interval} | summarize_ranks([item for _, item in collected], kinds))
-    return rows
+    questions = [question for tasks in sets.values() for task in tasks for question in task.questions]
+    without = sum(not question.evidence for question in questions)
+    result = {"retrieval": rows, "questions_without_evidence": without}
+    if folder is not None:
+        write_json(folder / "search.json", result)
+    return result
 
 
 def format_search(result: Mapping[str, Any]) -> str:
