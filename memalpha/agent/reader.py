@@ -288,11 +288,22 @@ class PolicyReader:
         if self.config.kind == "agentic":
             answers = self._search_and_answer(readings)
         elif self.config.kind == "full-memory":
-            filled = [self._fill_context(item) for item in readings]
-            replies = self._ask([item for item, _ in filled])
-            answers = [
-                replace(answer, left_out=left_out) for (answer, _), (_, left_out) in zip(replies, filled, strict=True)
-            ]
+            filled, left_out = list[Reading](), list[int]()
+            for item in readings:  # with the newest live entries that fit
+                if item.memory.live is None:
+                    raise ConfigError(
+                        "reader.kind: full-memory needs a system that shows its entries (method `entries`); take policy"
+                    )
+                whole = item.with_hits(Hit(entry, 0.0) for entry in item.memory.list())
+                notes = order_notes(apply_conflict_rule([whole], self.conflicts)[0].memory.hits)
+                room = self.config.context_tokens - count_checked(self.policy, item.memory.core)
+                first = len(notes)
+                while first and (room := room - count_checked(self.policy, f"- {note_line(notes[first - 1])}\n")) >= 0:
+                    first -= 1
+                filled.append(item.with_hits(Hit(entry, 0.0) for entry in notes[first:]))
+                left_out.append(first)
+            replies = zip(self._ask(filled), left_out, strict=True)
+            answers = [replace(answer, left_out=count) for (answer, _), count in replies]
         else:
             answers = [answer for answer, _ in self._ask(readings)]
         if self.quotes:
@@ -348,20 +359,6 @@ class PolicyReader:
         replies = self._ask([inquiries[index].reading for index in rest])
         answers |= {index: answer for index, (answer, _) in zip(rest, replies, strict=True)}
         return [replace(answers[index], searches=tuple(inquiry.searches)) for index, inquiry in enumerate(inquiries)]
-
-    def _fill_context(self, item: Reading) -> tuple[Reading, int]:
-        """Return the item with the newest live entries that fit, and the number of older ones left out."""
-        if item.memory.live is None:
-            raise ConfigError(
-                "reader.kind: full-memory needs a system that shows its entries (method `entries`); take policy"
-            )
-        whole = item.with_hits(Hit(entry, 0.0) for entry in item.memory.list())
-        entries = order_notes(apply_conflict_rule([whole], self.conflicts)[0].memory.hits)
-        room = self.config.context_tokens - count_checked(self.policy, item.memory.core)
-        first = len(entries)
-        while first and (room := room - count_checked(self.policy, f"- {note_line(entries[first - 1])}\n")) >= 0:
-            first -= 1
-        return item.with_hits(Hit(entry, 0.0) for entry in entries[first:]), first
 
     def _answer(self, reply: Completion, item: Reading, prompt: str) -> Answer:
         text, truncated = reply.text[after_thinking(reply.text) :].strip(), reply.stop_reason == "length"

@@ -119,17 +119,14 @@ class TrustJudge:
             label, rest = split_label(line)
             while label:  # a line may name speakers one after another (`Eve: user: I ...`)
                 if not is_same(label, speaker) and (
-                    is_assistant(label) or is_anonymous(label) or self._is_person(label)
+                    is_assistant(label)
+                    or is_anonymous(label)
+                    or any(is_same(label, name) for name in [self._owner, *self._lines.speakers])
+                    or any(is_same(label, hit.entry.speaker) for hit in self._store.search(label, _CANDIDATES))
                 ):
                     return f"{speaker!r} may not speak in the name of {label}"
                 label, rest = split_label(rest)
         return f"{speaker!r} may not write marks of prompts and calls" if _MARKUP.search(content) else ""
-
-    def _is_person(self, name: str) -> bool:
-        """Return True for the owner, a speaker of the chunk, or the speaker of one of the entries nearest to a name."""
-        speakers = [self._owner, *self._lines.speakers]
-        speakers += [hit.entry.speaker for hit in self._store.search(name, _CANDIDATES)]
-        return any(is_same(name, speaker) for speaker in speakers)
 
 
 def trusted_view(store: Memory, config: TrustConfig | None) -> Memory:
