@@ -17,7 +17,7 @@ import re
 import sys
 import tomllib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -208,20 +208,6 @@ _register(judge_app, evaluate.check_judge)
 _register(keys_app, serve.add_key, serve.list_keys, serve.revoke_key)
 
 
-def _app_for(words: Sequence[str]) -> typer.Typer:
-    """Return `app` with only the command that the first word names, or all of it where that names none.
-
-    Typer reads the parameters of every command that it is given, which took a tenth of the time of a search.
-    """
-    commands = [command for command in app.registered_commands if command.name in words[:1]]
-    groups = [group for group in app.registered_groups if group.name in words[:1]]
-    if not (commands or groups):
-        return app
-    one = copy.copy(app)
-    one.registered_commands, one.registered_groups = commands, groups
-    return one
-
-
 def main() -> NoReturn:
     """Run a command: the entry point of the console script.
 
@@ -233,7 +219,14 @@ def main() -> NoReturn:
         sys.stdout.reconfigure(errors="backslashreplace")  # characters that the output's encoding lacks
     try:
         try:
-            _app_for(sys.argv[1:])()
+            # Typer reads the parameters of every command that it is given, which took a tenth of the time of a search.
+            commands = [command for command in app.registered_commands if command.name in sys.argv[1:2]]
+            groups = [group for group in app.registered_groups if group.name in sys.argv[1:2]]
+            named = app
+            if commands or groups:
+                named = copy.copy(app)
+                named.registered_commands, named.registered_groups = commands, groups
+            named()
         finally:
             if sys.stdout is not None:  # closed
                 sys.stdout.flush()
