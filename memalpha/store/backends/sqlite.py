@@ -68,23 +68,19 @@ def hidden_file(path: Path) -> Iterator[tuple[Path, int]]:
         if fcntl is not None:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield temporary, descriptor
-        _move_file(temporary, path)
+        try:
+            temporary.replace(path)
+            if os.name == "posix":  # make the rename durable, where folders can be synced
+                folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+        except OSError as error:
+            raise StoreError(f"{path}: the complete file cannot be moved there ({error.strerror})") from error
     finally:
         _remove_with_logs(temporary)
         os.close(descriptor)
-
-
-def _move_file(temporary: Path, path: Path) -> None:
-    try:
-        temporary.replace(path)
-        if os.name == "posix":  # make the rename durable, where folders can be synced
-            descriptor = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-    except OSError as error:
-        raise StoreError(f"{path}: the complete file cannot be moved there ({error.strerror})") from error
 
 
 def _remove_with_logs(path: Path) -> None:
@@ -341,24 +337,22 @@ class SQLiteDatabase(Backend, ForkAware):
                             self.connection.execute(statement)
                         self.connection.executemany("INSERT INTO meta VALUES (?, ?)", meta.items())
                         self.connection.execute("INSERT INTO meta VALUES ('created', ?)", (self.now(),))
-            self._check_format()
+            version = self._pragma("user_version")
+            if version != FORMAT:
+                advice = (
+                    "upgrade memalpha" if version > FORMAT else "open it with the memalpha that made it, and export it"
+                )
+                raise StoreError(f"{self.path} has store format {version}, this memalpha reads {FORMAT}: {advice}")
+            foreign = self.foreign_objects()
+            of_tables = TABLES & foreign.keys()
+            if of_tables or (foreign and not self._inspect):
+                names = ", ".join(f"{kind} {name[:80]!r}" for name, kind in islice(foreign.items(), _MAX_LISTED))
+                advice = "go back to a copy" if of_tables else "`memalpha doctor --repair` removes what is added"
+                raise DamagedStore(
+                    f"{self.path} is refused: {len(foreign)} of its objects are not those of a store ({names}), and "
+                    f"could run or copy what you write. Nothing was written; {advice}"
+                )
             self.meta: dict[str, str] = dict(self.connection.execute("SELECT key, value FROM meta"))
-
-    def _check_format(self) -> None:
-        """Raise `StoreError` for another format and `DamagedStore` for foreign objects."""
-        version = self._pragma("user_version")
-        if version != FORMAT:
-            advice = "upgrade memalpha" if version > FORMAT else "open it with the memalpha that made it, and export it"
-            raise StoreError(f"{self.path} has store format {version}, this memalpha reads {FORMAT}: {advice}")
-        foreign = self.foreign_objects()
-        if not foreign or (self._inspect and not TABLES & foreign.keys()):
-            return
-        names = ", ".join(f"{kind} {name[:80]!r}" for name, kind in islice(foreign.items(), _MAX_LISTED))
-        advice = "go back to a copy" if TABLES & foreign.keys() else "`memalpha doctor --repair` removes what is added"
-        raise DamagedStore(
-            f"{self.path} is refused: {len(foreign)} of its objects are not those of a store ({names}), and could run "
-            f"or copy what you write. Nothing was written; {advice}"
-        )
 
     def _is_new(self) -> bool:
         """Return True if the file is empty. Raises `StoreError` if it is not a store."""
@@ -573,21 +567,18 @@ class SQLiteDatabase(Backend, ForkAware):
                     raise self._scrub_pending("other processes read the file, whose write-ahead log holds what was")
                 self.connection.execute("DELETE FROM meta WHERE key = 'scrub'")
             except sqlite3.OperationalError as error:
-                raise self._scrub_pending(self._scrub_obstacle(error)) from error
+                code, obstacle = vars(error).get("sqlite_errorname", ""), f"the file cannot be rewritten ({error})"
+                if code.startswith("SQLITE_BUSY"):
+                    obstacle = "another process has the file locked"
+                elif code == "SQLITE_FULL" or code.startswith("SQLITE_IOERR"):
+                    size = self._pragma("page_count") * self._pragma("page_size") / 2**20
+                    obstacle = (
+                        f"there is no room to rewrite the file ({error}): {2 * size:.0f} MB beside it and {size:.0f} "
+                        "MB for temporary files are needed"
+                    )
+                raise self._scrub_pending(obstacle) from error
             finally:
                 self.connection.execute(f"PRAGMA busy_timeout = {1000 * LOCK_TIMEOUT:.0f}")
-
-    def _scrub_obstacle(self, error: sqlite3.OperationalError) -> str:
-        code = vars(error).get("sqlite_errorname", "")
-        if code.startswith("SQLITE_BUSY"):
-            return "another process has the file locked"
-        size = self._pragma("page_count") * self._pragma("page_size") / 2**20
-        if code == "SQLITE_FULL" or code.startswith("SQLITE_IOERR"):
-            return (
-                f"there is no room to rewrite the file ({error}): {2 * size:.0f} MB beside it and {size:.0f} MB for "
-                "temporary files are needed"
-            )
-        return f"the file cannot be rewritten ({error})"
 
     def _scrub_pending(self, obstacle: str) -> ScrubPending:
         return ScrubPending(
