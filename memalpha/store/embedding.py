@@ -481,10 +481,17 @@ class EndpointEmbedder:
 
     def _embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return the vectors of one batch, with retries."""
+        import httpx2 as httpx
+
         body = json.dumps({"model": self._model, "input": list(texts), "encoding_format": "float"}).encode()
+        sent = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
         reason = ""
         for attempt in range(TRIES):
-            status, headers, content = self._post(body)
+            try:
+                response = httpx.post(f"{self._base}/embeddings", content=body, headers=sent, timeout=TIMEOUT)
+                status, headers, content = response.status_code, response.headers, response.content
+            except httpx.HTTPError as error:  # no connection
+                status, headers, content = 503, {}, (str(error) or type(error).__name__).encode()
             answer = parse_json_or_none(content)
             if status == 200 and answer is not None:
                 return self._read_vectors(answer, texts)
@@ -505,17 +512,6 @@ class EndpointEmbedder:
             f"embedder {self.name!r} gave no answer in {TRIES} tries, the last: {reason}. A repeated call sends only "
             "what is missing"
         )
-
-    def _post(self, body: bytes) -> tuple[int, Mapping[str, str], bytes]:
-        """Send one request; return status, headers and content. Status 503 also means: no connection."""
-        import httpx2 as httpx
-
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
-        try:
-            response = httpx.post(f"{self._base}/embeddings", content=body, headers=headers, timeout=TIMEOUT)
-        except httpx.HTTPError as error:
-            return 503, {}, (str(error) or type(error).__name__).encode()
-        return response.status_code, response.headers, response.content
 
     def _read_vectors(self, answer: Any, texts: Sequence[str]) -> np.ndarray:
         """Return the rows of an answer in the order of the texts, float32 of length 1."""

@@ -257,20 +257,13 @@ def _parse_field(field: str, value: Any, depth: int) -> Iterable[Filter]:
             continue
         operand = _json_operand(location, operand)
         if field in FILTERED and operator != "$contains":
-            for value in operand if operator in ("$in", "$nin") else [operand]:
-                _check_own(location, field, value, is_bound=operator in ORDER)
+            kind, name = (float, "number") if field in NUMBERS else (str, "text")
+            for value in operand if operator in ("$in", "$nin") else [operand]:  # of a type that the field can have
+                if field in TIMES and operator in ORDER and not (isinstance(value, str) and is_iso_time(value)):
+                    raise StoreError(f"{location}: {brief_repr(value)} is no ISO 8601 date or time (2024-05-01)")
+                if (value is not None or operator in ORDER) and comparison_type(value) is not kind:
+                    raise StoreError(f"{location}: a {name} is needed, not {brief_repr(value)}")
         yield Not(Condition(field, "$in", operand)) if operator == "$nin" else Condition(field, operator, operand)
-
-
-def _check_own(location: str, field: str, operand: Any, *, is_bound: bool) -> None:
-    """Raise `StoreError` for a bound, or a value to equal, of a type that an entry's own field never has."""
-    if field in TIMES and is_bound and not (isinstance(operand, str) and is_iso_time(operand)):
-        raise StoreError(f"{location}: {brief_repr(operand)} is no ISO 8601 date or time (2024-05-01)")
-    if operand is None and not is_bound:
-        return
-    kind, name = (float, "number") if field in NUMBERS else (str, "text")
-    if comparison_type(operand) is not kind:
-        raise StoreError(f"{location}: a {name} is needed, not {brief_repr(operand)}")
 
 
 def _unknown_operator(operator: object, location: str = "") -> StoreError:
