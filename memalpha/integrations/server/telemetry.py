@@ -40,6 +40,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 MAX_PATH = 300
 """Characters of a path in the log."""
 _REQUEST_ID = re.compile(rb"[\w.:-]{1,64}")
+_QUIET: Any = {"record_exception": False, "set_status_on_exception": False}  # messages may hold what is stored
 _log = logging.getLogger("memalpha.requests")
 
 
@@ -131,9 +132,7 @@ class Telemetry:
         try:
             if (tracer := _tracer()) is not None:  # below the client's span if a `traceparent` names one
                 names = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
-                values: Any = {"context": propagate.extract(names), "kind": trace.SpanKind.SERVER}
-                values |= {"record_exception": False, "set_status_on_exception": False}
-                opened = tracer.start_as_current_span(kind, **values)
+                opened = tracer.start_as_current_span(kind, propagate.extract(names), trace.SpanKind.SERVER, **_QUIET)
             with opened as span:
                 try:
                     yield record
@@ -182,7 +181,7 @@ def work_span(kind: str, work: Any) -> Iterator[None]:
         work = work.func
     name = work if isinstance(work, str) else getattr(work, "__qualname__", type(work).__name__)
     name = f"{kind}.{name.removesuffix('.<locals>.<lambda>').rpartition('.')[2].strip('_')}"
-    with tracer.start_as_current_span(name, record_exception=False, set_status_on_exception=False) as span:
+    with tracer.start_as_current_span(name, **_QUIET) as span:
         try:
             yield
         except Exception as error:  # its message may hold what is stored
