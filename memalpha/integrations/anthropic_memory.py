@@ -26,7 +26,6 @@ from memalpha.store.store import MemoryStore
 
 _LOG = logging.getLogger("memalpha")
 ROOT = "/memories"
-_MAX_LINES = 999_999
 _PARAMETERS: Mapping[str, Mapping[str, type]] = {
     "view": {"path": str},
     "create": {"path": str, "file_text": str},
@@ -136,7 +135,7 @@ class MemoryTool:
         if text is None:
             return self._list(path)
         text_lines = text.split("\n")
-        if len(text_lines) > _MAX_LINES:
+        if len(text_lines) > 999_999:
             raise CommandError(f"File {path} exceeds maximum line limit of 999,999 lines.")
         first, last = 1, len(text_lines)
         if lines is not None:
