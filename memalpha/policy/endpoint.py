@@ -145,10 +145,6 @@ class Window:
         return usage
 
 
-_QUOTA_ERRORS = ("insufficient_quota", "billing_hard_limit_reached")
-"""Errors with status 429 that a retry does not resolve."""
-
-
 class EndpointClient(ServerThread):
     """Client of one model at one endpoint; `submit` works from any thread or event loop.
 
@@ -320,7 +316,7 @@ class EndpointClient(ServerThread):
         if status == 200:
             raise RetryableError(f"half an answer, or none: {error_text}" if error_text else "an empty answer")
         reason = describe_status(status, response.headers, error_text)
-        if any(word in response.text for word in _QUOTA_ERRORS):
+        if "insufficient_quota" in response.text or "billing_hard_limit_reached" in response.text:  # for good
             raise PolicyError(f"{self.name} refused: {reason}" + (f" ({self._kept})" if self._kept else ""))
         if is_retryable(status):
             raise RetryableError(reason, retry_after(response.headers))

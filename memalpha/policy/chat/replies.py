@@ -16,7 +16,6 @@ from typing import Any
 from memalpha.policy.chat.text import CLOSE, END_THINK, OPEN, THINK, format_call
 
 _THOUGHTS = ("reasoning_content", "thinking")
-_UNREADABLE = (ValueError, TypeError, KeyError, RecursionError)
 
 
 class ReplyParser:
@@ -124,7 +123,7 @@ class ReplyParser:
         body = region["body"]
         try:
             value = parse_response(body, self._body, prefix="").get("content", {} if "name" in region else None)
-        except _UNREADABLE:
+        except (ValueError, TypeError, KeyError, RecursionError):
             value = None
         if "name" in region:
             name, arguments = region["name"], value
