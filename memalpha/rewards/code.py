@@ -46,7 +46,6 @@ CACHE_SIZE = 20_000  # programs whose outcomes are cached
 MAX_CHARACTERS = 100_000  # longest program that is run
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
-_PYTHON = ("python", "python3", "py")
 _LATE = "out of time"
 _EVALUATORS = ("eval", "exec", "compile", "__import__")
 
@@ -207,7 +206,7 @@ def extract_program(reply: str) -> str:
     An unclosed last block ends with the reply.
     """
     blocks = [(match[1].casefold(), match[2]) for match in _FENCE.finditer(reply)]
-    marked = [text for language, text in blocks if language in _PYTHON]
+    marked = [text for language, text in blocks if language in ("python", "python3", "py")]
     return (marked or [text for _, text in blocks] or [reply])[-1]
 
 

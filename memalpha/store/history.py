@@ -164,7 +164,6 @@ def _redo_position(namespace: Namespace) -> int:
 
 
 _PAGE = 1000
-_REVERTED_KINDS = ("insert", "update", "delete", "core_update")
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +222,7 @@ def revert(
         for number, _, _, operation in page:
             if operation.kind == "core_update":
                 core_positions.append(number)
-            if operation.kind in _REVERTED_KINDS and is_selected(operation):
+            if operation.kind in ("insert", "update", "delete", "core_update") and is_selected(operation):
                 selected.add(number)
                 if operation.id is not None:
                     ids[operation.id] = None

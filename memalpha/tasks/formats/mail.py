@@ -46,7 +46,6 @@ _HEADINGS = ("h1", "h2", "h3", "h4", "h5", "h6")
 _BREAKS = frozenset(
     (*_HEADINGS, "br", "p", "div", "tr", "li", "ul", "ol", "dt", "dd", "pre", "hr", "section", "blockquote", "table")
 )
-_CELLS = frozenset(("td", "th"))
 _DEEPEST_QUOTE = 20
 _SILENT = frozenset(("style", "script", "title"))
 _WHOLE_FIELDS = ("subject", "references", "in-reply-to")
@@ -232,7 +231,7 @@ class _Words(HTMLParser):
         self._quoted += tag == "blockquote"
         if tag in _BREAKS:
             self.parts.append("\n" + "> " * min(self._quoted, _DEEPEST_QUOTE))
-        elif tag in _CELLS:
+        elif tag in ("td", "th"):
             self.parts.append(" ")
 
     def handle_endtag(self, tag: str) -> None:
