@@ -17,7 +17,7 @@ import inspect
 import json
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from hashlib import sha256
 from http import HTTPStatus
 from pathlib import Path
@@ -353,14 +353,10 @@ async def log(service: MemoryService, after: Position = 0, limit: Limit = 100) -
 @_route("GET", "/export", "read")
 async def export(service: MemoryService) -> FileResponse:
     """Return the whole log as JSON Lines, the format of `memalpha export` and `memalpha import`."""
-    folder = TemporaryDirectory(prefix="memalpha-export-")
-    file = Path(folder.name) / "log.jsonl"
-    try:
+    with ExitStack() as stack:
+        file = Path(stack.enter_context(TemporaryDirectory(prefix="memalpha-export-"))) / "log.jsonl"
         await service.reading(lambda store: store.export_jsonl(file), has_deadline=False)
-    except BaseException:
-        folder.cleanup()
-        raise
-    return FileResponse(file, media_type="application/x-ndjson", background=BackgroundTask(folder.cleanup))
+        return FileResponse(file, media_type="application/x-ndjson", background=BackgroundTask(stack.pop_all().close))
 
 
 class SentForm(BaseModel):

@@ -220,14 +220,11 @@ def _entry_fields(*, with_defaults: bool) -> dict[str, Any]:
     """Return the fields of an entry that requests have, for `create_model`; updates have no defaults."""
     made: dict[str, Any] = {}
     for item in FIELDS:
-        if not item.in_request:
-            continue
-        kind, about = _KINDS.get(item.kind, Label), _MEANINGS.get(item.name) if with_defaults else None
-        if item.name in TIMES and not with_defaults:
-            kind = ClearableTime
-        has_default = with_defaults and isinstance(item.default, float)
-        default = item.default if has_default else None
-        made[item.name] = kind if has_default else kind | None, Field(default=default, description=about)
+        if item.in_request:
+            kind: Any = ClearableTime if item.name in TIMES and not with_defaults else _KINDS.get(item.kind, Label)
+            about = _MEANINGS.get(item.name) if with_defaults else None
+            default = item.default if with_defaults and isinstance(item.default, float) else None
+            made[item.name] = kind | None if default is None else kind, Field(default=default, description=about)
     return made
 
 
