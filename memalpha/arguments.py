@@ -13,10 +13,12 @@ from contextlib import contextmanager, suppress
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from memalpha.errors import MemalphaError, StoreError, describe_exception
 
+K = TypeVar("K")
+V = TypeVar("V")
 _PIPES = ("/dev/stdin", "/dev/fd/", "/proc/")  # where a shell puts the output of another command
 
 
@@ -31,6 +33,14 @@ def brief_repr(value: object, length: int = 80) -> str:
 def name_of(value: object) -> str:
     """Return the name of a function or class; of any other object its type's."""
     return str(getattr(value, "__name__", type(value).__name__))
+
+
+def group_values(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Collect the values of each key; both stay in the order in which they appear."""
+    groups: dict[K, list[V]] = {}
+    for key, value in pairs:
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def counted(count: int, noun: str) -> str:

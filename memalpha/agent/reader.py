@@ -24,7 +24,7 @@ from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_wit
 from memalpha.agent.quoting import NOTE
 from memalpha.agent.tools import SEARCH_TOOL, search_query
 from memalpha.agent.transcript import is_anonymous, split_label
-from memalpha.arguments import brief_repr, check_function
+from memalpha.arguments import brief_repr, check_function, group_values
 from memalpha.config import AgentConfig, ReaderConfig
 from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.base import (
@@ -216,9 +216,7 @@ def retrieve(items: Sequence[Item], k: int) -> list[Reading]:
     Returns:
         One reading per item, in order.
     """
-    by_memory: dict[int, list[int]] = {}
-    for number, (_, memory) in enumerate(items):
-        by_memory.setdefault(id(memory), []).append(number)
+    by_memory = group_values((id(memory), number) for number, (_, memory) in enumerate(items))
     readings: dict[int, Reading] = {}
     for numbers in by_memory.values():
         memory = items[numbers[0]][1]
@@ -403,9 +401,7 @@ def parse_cited(text: str) -> Cited:
     stands at most once, in any order. A line that is missing, empty or repeated is None, and so is evidence
     that is no list of numbers. No text raises.
     """
-    lines_by_part: dict[str, list[str]] = {}
-    for match in _CITED_LINE.finditer(text):
-        lines_by_part.setdefault(match[1].lower(), []).append(match[2].strip())
+    lines_by_part = group_values((match[1].lower(), match[2].strip()) for match in _CITED_LINE.finditer(text))
     parts = {name: lines[0] for name, lines in lines_by_part.items() if len(lines) == 1 and lines[0]}
     words = _BETWEEN_NUMBERS.sub(" ", parts.get("evidence", "missing")).split()
     words = [] if [word.lower() for word in words] == ["none"] else words

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import NormalDist, fmean, stdev
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
+from memalpha.arguments import group_values
 from memalpha.errors import DataError
 
 RESAMPLES = 10_000
@@ -26,8 +27,6 @@ MIN_CLUSTERS = 10
 """With fewer conversations an interval is too narrow to be shown."""
 _BLOCK = 1_000  # resamples at once
 _NORMAL = NormalDist()
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class ScoredAnswer(NamedTuple):
@@ -78,14 +77,6 @@ class Paired:
     only_first: int | None = None
     only_second: int | None = None
     mcnemar: float | None = None
-
-
-def group_values(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    """Collect the values of each key; both stay in the order in which they appear."""
-    groups: dict[K, list[V]] = {}
-    for key, value in pairs:
-        groups.setdefault(key, []).append(value)
-    return groups
 
 
 def mean(values: Sequence[float]) -> float | None:

@@ -32,7 +32,7 @@ from typing import Literal
 
 import numpy as np
 
-from memalpha.arguments import check_count, check_type
+from memalpha.arguments import check_count, check_type, group_values
 from memalpha.errors import StoreError
 from memalpha.store.backends.namespace import Namespace
 from memalpha.store.fields import parse_time
@@ -171,9 +171,9 @@ def find_duplicates(entries: Sequence[MemoryEntry], vectors: np.ndarray) -> list
         ("text", "the same but for case, spacing and closing marks", lambda content, index: plain(content)),
         ("words", "the same words", words_key),
     ):
-        groups: dict[object, list[int]] = {}
-        for index in heads or range(len(entries)):
-            groups.setdefault(group_key(entries[index].content, index), []).append(index)
+        groups = group_values(
+            (group_key(entries[index].content, index), index) for index in heads or range(len(entries))
+        )
         for indices in groups.values():
             if len(indices) > 1:
                 findings.append(Finding("duplicate", reason, message, tuple(entries[index] for index in indices)))
@@ -217,9 +217,7 @@ def _find_near(entries: Sequence[MemoryEntry], vectors: np.ndarray, heads: list[
             first, second = sorted((root_of(left), root_of(right)))
             parents[second] = first
             lowest[first] = min(score, lowest.get(first, 1.0), lowest.pop(second, 1.0))
-    members: dict[int, list[int]] = {}
-    for node in range(len(heads)):
-        members.setdefault(root_of(node), []).append(node)
+    members = group_values((root_of(node), node) for node in range(len(heads)))
     return [
         Finding(
             "duplicate", "meaning", f"near: cosine {lowest[root]:.2f}", tuple(entries[heads[node]] for node in nodes)
@@ -280,9 +278,7 @@ def find_stale(entries: Sequence[MemoryEntry], ended: Sequence[MemoryEntry], row
         rows: Namespace of both; call this inside a transaction.
     """
     live_slots, ended_slots = _group_by_slot(entries), _group_by_slot(ended)
-    ended_by_text: dict[str, list[MemoryEntry]] = {}
-    for version in ended:
-        ended_by_text.setdefault(plain(version.content), []).append(version)
+    ended_by_text = group_values((plain(version.content), version) for version in ended)
     findings = []
     for entry in entries:
         later = ended_later = None
@@ -319,10 +315,7 @@ def plain(content: str) -> str:
 
 def _group_by_slot(entries: Iterable[MemoryEntry]) -> dict[str, list[MemoryEntry]]:
     """Return the entries of each slot; lines of a chat, such as `Ana: we moved`, have none."""
-    slots: dict[str, list[MemoryEntry]] = {}
-    for entry in entries:
-        if pair := key_value(entry.content):
-            slots.setdefault(pair[0], []).append(entry)
+    slots = group_values((pair[0], entry) for entry in entries if (pair := key_value(entry.content)))
     return {slot: group for slot, group in slots.items() if not any(_is_utterance(entry) for entry in group)}
 
 
