@@ -140,7 +140,9 @@ def _times(question: str, text: str, day: date | None) -> Iterator[Time]:
     """Yield the times of a text; of words that overlap, those of the first form."""
     is_taken = bytearray(len(text))
     asks_of_past = _ASKS_OF_PAST.search(question) is not None
-    for form, resolve, is_named, is_loose in (*_forms_for(question), *_FORMS):
+    names = (name for name, asks in _FOREIGN_ASKS.items() if re.match(asks, question, re.I))
+    foreign = (form for name in names for form in _compile_language(name))
+    for form, resolve, is_named, is_loose in (*foreign, *_FORMS):
         for match in form.finditer(text):
             start, end = match.span()
             first = max(0, start - _SENTENCE)
@@ -366,12 +368,6 @@ def _compile_language(name: str) -> tuple[_Form, ...]:
             whole = _WORDS["form"].format(form=form.format(**parts), clock=language["clock"])
             compiled.append((re.compile(whole, re.I), resolve, kind == "named", kind == "today"))
     return tuple(compiled)
-
-
-def _forms_for(question: str) -> Iterator[_Form]:
-    """Return the forms of the languages in which a question asks for a time; none for an English one."""
-    names = (name for name, asks in _FOREIGN_ASKS.items() if re.match(asks, question, re.I))
-    return (form for name in names for form in _compile_language(name))
 
 
 _FORMS = (
