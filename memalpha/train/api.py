@@ -63,7 +63,20 @@ def train(
         ConfigError: The settings are invalid, or Python inputs are given to a run that takes none.
     """
     hooks = Callbacks(callbacks, on_step)
-    inputs = _pop_python_inputs(overrides)
+    inputs: dict[str, Any] = {}
+    for name in PYTHON_INPUTS:  # objects that are no settings are taken out
+        value: Any = overrides.get(name)
+        if name == "rewards" and isinstance(value, list | tuple):
+            is_object = any(not isinstance(part, Mapping | Config) for part in value)
+        else:  # a file can hold nothing else than a name or a number
+            is_object = not isinstance(value, str | int | Path | None)
+        if is_object:
+            is_list = isinstance(value, Iterable) and name in ("tasks", "eval_data", "rewards")
+            inputs[name] = list(value) if is_list else value
+            if is_list and not inputs[name]:
+                raise ConfigError(f"{name}: empty; leave it out, or give some")
+        if is_object or (value is None and name != "eval_data"):
+            overrides.pop(name, None)
     settings = training_config(config, overrides)
     if inputs and not isinstance(settings, TextConfig):
         raise ConfigError(f"{next(iter(inputs))}: tasks and functions themselves are for text runs (task: text)")
@@ -212,29 +225,6 @@ def write_pairs(
 
 PYTHON_INPUTS = ("rewards", "tasks", "eval_data", "environment", "feedback_func")
 """Arguments of `train` that may be objects which no configuration file can hold."""
-
-
-def _pop_python_inputs(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Remove objects that are no settings from `overrides` in place and return them.
-
-    Raises:
-        ConfigError: A list of tasks or rewards is empty.
-    """
-    inputs: dict[str, Any] = {}
-    for name in PYTHON_INPUTS:
-        value: Any = overrides.get(name)
-        if name == "rewards" and isinstance(value, list | tuple):
-            is_object = any(not isinstance(part, Mapping | Config) for part in value)
-        else:  # a file can hold nothing else than a name or a number
-            is_object = not isinstance(value, str | int | Path | None)
-        if is_object:
-            is_list = isinstance(value, Iterable) and name in ("tasks", "eval_data", "rewards")
-            inputs[name] = list(value) if is_list else value
-            if is_list and not inputs[name]:
-                raise ConfigError(f"{name}: empty; leave it out, or give some")
-        if is_object or (value is None and name != "eval_data"):
-            overrides.pop(name, None)
-    return inputs
 
 
 def _launch(config: AnyTraining, callbacks: Callbacks, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -97,10 +97,14 @@ class GroupSource:
             shard_start, _ = worker.world.shard(range(self.step_size))
             groups, records = worker.score(worker.sample(self.tasks.batch(first), first // self.step_size))
             answers = worker.scorer.group_records(groups, records)
-            numbered = enumerate(zip(groups, answers, strict=True), first + shard_start)
-            scored = [
-                ScoredGroup(number, _with_version(group, step), records, step) for number, (group, records) in numbered
-            ]
+            scored: list[ScoredGroup[Any]] = []
+            for number, (group, records) in enumerate(zip(groups, answers, strict=True), first + shard_start):
+                trajectories = []  # with the step of the weights in every completion
+                for item in group.trajectories:
+                    pairs = [(turn, replace(turn.completion, weights_step=step)) for turn in item.turns]
+                    turns = [replace(turn, completion=completion) for turn, completion in pairs]
+                    trajectories.append(replace(item, turns=tuple(turns)))
+                scored.append(ScoredGroup(number, replace(group, trajectories=tuple(trajectories)), records, step))
             self.scored |= {item.number: item for item in worker.world.gather(scored)}
             self.next_number = first + self.step_size
         self.wait_seconds = worker.scoring_seconds
@@ -339,15 +343,6 @@ def _oldest_step(episodes: Sequence[RunningEpisode]) -> int | None:
     """Return the smallest step whose weights sampled a turn; None before the first turn has ended."""
     steps = [turn.completion.weights_step for episode in episodes for turn in episode.turns]
     return min((step for step in steps if step is not None), default=None)
-
-
-def _with_version(group: TrajectoryGroup[AnyTask], version: int) -> TrajectoryGroup[AnyTask]:
-    """Return the group with the step of its weights in every completion."""
-    trajectories = []
-    for trajectory in group.trajectories:
-        turns = [replace(turn, completion=replace(turn.completion, weights_step=version)) for turn in trajectory.turns]
-        trajectories.append(replace(trajectory, turns=tuple(turns)))
-    return replace(group, trajectories=tuple(trajectories))
 
 
 _TURNS, _REWARD = TypeAdapter(tuple[Turn, ...]), TypeAdapter(Reward | None)
