@@ -47,13 +47,13 @@ def to_iso_time(text: str) -> str | None:
         The ISO form; None for an unknown form.
     """
     plain = _WEEKDAY.sub(" ", text).strip()
-    if plain[4:5] == plain[7:8] == "-" and plain[10:11] in ("T", " "):  # ISO: the forms below take long to fail
+    if plain[4:5] == plain[7:8] == "-" and plain[10:11] in ("T", " ", ""):  # ISO: the forms below take long to fail
         with suppress(ValueError):
             time = parse_iso_time(plain)
-            is_plain = plain[10] == "T" or len(plain) not in (16, 19)
+            is_plain = plain[10:11] == "T" or len(plain) not in (16, 19)
             return plain if is_plain else time.isoformat(timespec="seconds" if time.second else "minutes")
     words = " ".join(plain.replace(",", " ").replace(" at ", " ").split())
-    for form in (*_DATES, *_DAYS):
+    for form in _DATES if ":" in words else _DAYS:
         with suppress(ValueError):
             time = datetime.strptime(words, form)
             if form in _DAYS:

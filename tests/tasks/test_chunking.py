@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from memalpha.config import WorldConfig
 from memalpha.errors import DataError
+from memalpha.tasks import chunking
 from memalpha.tasks.chunking import (
     CHUNK,
     TaskBuilder,
@@ -248,3 +249,8 @@ def test_a_text_is_rechunked_at_its_borders():
     fine = rechunk(task, 3)
     assert [chunk.text for chunk in fine.chunks] == ["One two.", "Three four.", "Five."]
     assert [chunk.timestamp for chunk in fine.chunks] == ["2024-05-01", "2024-05-01", None]
+
+
+def test_an_iso_day_is_read_without_trying_other_forms(monkeypatch):
+    monkeypatch.setattr(chunking, "datetime", None)
+    assert to_iso_time("2024-05-24") == "2024-05-24"
