@@ -32,7 +32,8 @@ _DATES = ("%I:%M %p on %d %B %Y", *(day + clock for day in _DAYS for clock in _C
 _WEEKDAY = re.compile(
     r"^(?:{0})[a-z]*,?\s+|\s*\((?:{0})[a-z]*\)\s*".format("mon|tue|wed|thu|fri|sat|sun"), re.IGNORECASE
 )
-_EPOCH = re.compile(r"(\d{10})(?:\d{3})?(?:\.\d+)?")
+EPOCH = re.compile(r"([12]\d{9})(?:\d{3})?(?:\.\d+)?")
+"""Seconds or milliseconds of a time from 2001 to 2065; others are ids or numbers of telephones."""
 _OPEN_DATE = re.compile(r"\d{1,2}[./-] ?\d")
 _MAIL_DATE = re.compile(r"(?:[a-z]{3}, ?)?\d{1,2} [a-z]{3} \d{4},? \d{1,2}:\d{2}.*", re.IGNORECASE)
 
@@ -70,7 +71,7 @@ def read_time(text: str) -> str | None:
     if _OPEN_DATE.match(text):
         return None
     with suppress(ValueError, TypeError):
-        if (match := _EPOCH.fullmatch(text)) is not None:
+        if (match := EPOCH.fullmatch(text)) is not None:
             return datetime.fromtimestamp(int(match[1]), UTC).replace(tzinfo=None).isoformat()
         if _MAIL_DATE.fullmatch(text):
             return parsedate_to_datetime(text).isoformat()

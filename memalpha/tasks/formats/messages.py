@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from memalpha.errors import DataError
-from memalpha.tasks.chunking import CHUNK, read_time, split_text
+from memalpha.tasks.chunking import CHUNK, EPOCH, read_time, split_text
 from memalpha.tasks.formats.files import open_text, pack_turns, require_field
 from memalpha.text_files import NO_TEXT, UNFIT, parse_json, parse_json_or_none, read_text, split_json_items
 from memalpha.types import Chunk, SpeakerTurn, is_iso_time, parse_iso_time
@@ -299,15 +299,15 @@ def parse_message(message: Any, location: str) -> Utterance:
 def parse_timestamp(value: object, location: str) -> str | None:
     """Return a time as ISO 8601; None for None or an empty text.
 
-    Other forms are read if only one reading is possible: seconds from 1970 on, years first, names of months, and the
-    day first with dots. Raises `DataError` for the others.
+    Other forms are read if only one reading is possible: `EPOCH`, years first, names of months, and the day first with
+    dots. Raises `DataError` for the others.
     """
-    if value is None or value == "":
+    text = "" if value is None else str(value).strip()
+    if not text:
         return None
-    text = str(value).strip()
-    is_iso = not text.isdecimal() and is_iso_time(text)  # milliseconds may read as a day of the year 1703
+    is_iso = is_iso_time(text) and not EPOCH.fullmatch(text)  # milliseconds may read as a day of the year 1703
     time = text if is_iso else read_time(_DOTTED_DATE.sub(r"\3-\2-\1", text))
-    if time is None or isinstance(value, bool):
+    if time is None:
         raise DataError(f"{location}: {value!r} is no ISO 8601 date or time (2024-05-01T10:30)")
     return time
 

@@ -105,9 +105,10 @@ TIMES = {
     "Sun, 03 Mar 2024 14:05:00 +0100": "2024-03-03T14:05:00+01:00",
     "1709474700": "2024-03-03T14:05:00",
     1703031792000: "2023-12-20T00:23:12",
+    1703031793000.0: "2023-12-20T00:23:13",
     "20240303": "20240303",
     "2024-03-03 14:05": "2024-03-03 14:05",
-    "": None,
+    " ": None,
 }
 
 
@@ -116,7 +117,7 @@ def test_times_that_can_be_read_one_way_are_read(tmp_path: Path, time, iso):
     for messages, own in (([USER | {"timestamp": time}], None), ([USER | {"created_at": time}], None), ([USER], time)):
         (tmp_path / "chat.json").write_text(json.dumps({"messages": messages, "timestamp": own}))
         assert [chunk.timestamp for chunk in load_messages(tmp_path / "chat.json")] == [iso]
-    for open_date in ("03/04/2024 14:05", 5, True):
+    for open_date in ("03/04/2024 14:05", "0171234567", 5551234567, 5, True):
         (tmp_path / "chat.json").write_text(json.dumps({"messages": [USER], "timestamp": open_date}))
         with pytest.raises(DataError, match=rf"chat\.json: timestamp: '?{open_date}'? is no ISO 8601"):
             load_messages(tmp_path / "chat.json")
