@@ -26,7 +26,7 @@ from memalpha.tasks.formats.chats import (
 from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.files import check_selection
 from memalpha.tasks.formats.jsonl import check_tasks, drop_empty, from_dataset, load_jsonl, save_jsonl
-from memalpha.tasks.formats.messages import holds_conversations, iter_conversations
+from memalpha.tasks.formats.messages import holds_conversations
 from memalpha.tasks.formats.whatsapp import NO_CHAT
 from memalpha.text_files import parse_json_or_none, read_text, split_json_items
 from memalpha.types import Task
@@ -99,8 +99,7 @@ def load_tasks(
         rows = list(map(drop_empty, dataset.select(range(min(limit or len(dataset), len(dataset)))).to_list()))
         if not holds_conversations(rows):
             return from_dataset(rows)
-        places = ((f"row-{n}", f"row {n}", row) for n, row in enumerate(rows))
-        return build_conversations((id, *item) for id, at, row in places for item in iter_conversations(row, at))
+        return build_conversations((f"row-{n}", f"row {n}", row) for n, row in enumerate(rows))
     if not path.exists() and not path.suffix:
         near = did_you_mean(name, MODULES)
         raise DataError(f"no data set {name!r}{near}: give the path of a task file or one of {', '.join(MODULES)}")

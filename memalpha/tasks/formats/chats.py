@@ -75,8 +75,7 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
         if not is_message_file(path):
             if not holds_conversations(value):
                 return None
-            conversations = iter_conversations(parse_json(read_text(path), str(path)), str(path))
-            return build_conversations((f"{path.stem}-{n}", *item) for n, item in enumerate(conversations, 1))
+            return build_conversations([(path.stem, str(path), parse_json(read_text(path), str(path)))])
         for field, items in value.items() if isinstance(value, Mapping) else ():
             if is_messages(items) and all(items[0].keys() & names for names in _ASKED):
                 raise DataError(f"{path}: {field}: questions beside messages are not read: {_AS_TASK}")
@@ -88,7 +87,7 @@ def load_message_lines(path: Path) -> list[Task] | None:
     """Return the conversations of a file with `{"messages": [...]}` a line as tasks; None for other files.
 
     A line may have an `id` of its task (default: NAME-LINE) and a `timestamp` of its messages without one. The list may
-    be in another of `HOLDERS`, or the line itself.
+    be in another of `HOLDERS`, or the line itself, or be several (NAME-LINE-NUMBER).
 
     Raises:
         DataError: A line is no such object, holds no words or the id of another, or a message is invalid; the error
@@ -98,23 +97,27 @@ def load_message_lines(path: Path) -> list[Task] | None:
     has_messages = isinstance(first, Mapping) and "chunks" not in first and isinstance(first.get("messages"), list)
     if not has_messages and not holds_conversations(first):
         return None
-    lines = ((f"{path.stem}-{number}", f"{path}:{number}", line) for number, line in iterate_lines(path))
-    return build_conversations(
-        (id, *item) for id, place, line in lines for item in iter_conversations(parse_json(line, place), place)
+    places = ((f"{path.stem}-{number}", f"{path}:{number}", line) for number, line in iterate_lines(path))
+    return build_conversations((id, place, parse_json(line, place)) for id, place, line in places)
+
+
+def build_conversations(values: Iterable[tuple[str, str, Any]]) -> list[Task]:
+    """Return the conversations in (id, place, value) as tasks; several in one value are numbered: ID-NUMBER."""
+    held = ((id, list(iter_conversations(value, place))) for id, place, value in values)
+    named = (
+        (place, (f"{id}-{number}" if items[1:] else id, fields))
+        for id, items in held
+        for number, (place, fields) in enumerate(items, 1)
     )
-
-
-def build_conversations(items: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[Task]:
-    """Return conversations as tasks; each item has an id, which one of its own replaces, a place, and the fields."""
-    return parse_unique(((place, (id, fields)) for id, place, fields in items), _parse_conversation)
+    return parse_unique(named, _parse_conversation)
 
 
 def _parse_conversation(item: tuple[str, Mapping[str, Any]], location: str) -> Task:
     id, value = item
     messages = require_field(value, "messages", list, location)
     if unknown := value.keys() - {"messages", "id", "timestamp"}:
-        known = f"use messages, id, timestamp; for questions, {_AS_TASK}"
-        raise DataError(f"{location}.{min(unknown)}: no field of a conversation: {known}")
+        remedy = f"take it out, as Dataset.remove_columns does; for questions, {_AS_TASK}"
+        raise DataError(f"{location}.{min(unknown)}: no field of a conversation (messages, id, timestamp): {remedy}")
     if (own_id := require_field(value, "id", (str, int, NoneType), location)) is not None:
         id = str(own_id)
     timestamp = parse_timestamp(value.get("timestamp"), f"{location}: timestamp")

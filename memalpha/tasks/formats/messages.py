@@ -171,16 +171,16 @@ def load_messages(
     raise DataError(f"{path}: no message has words of a user or an assistant: there is nothing to read")
 
 
-def is_message(value: object) -> bool:
-    """Return True for an object with `role` or `content`, or ShareGPT's `from` and `value`, and no `chunks`."""
-    fields = value.keys() if isinstance(value, Mapping) else frozenset[str]()
-    return "chunks" not in fields and (not fields.isdisjoint(("role", "content")) or fields >= {"from", "value"})
+def _is_message(value: Any) -> bool:
+    """Return True for an object with a role and `content`, or with ShareGPT's `from` and `value`."""
+    role = value.get("role", value.get("from")) if isinstance(value, Mapping) else None
+    return role in (*READ_ROLES, *OTHER_ROLES, *_SHAREGPT) and ("content" in value or "value" in value)
 
 
 def holds_conversations(value: object) -> bool:
     """Return True for messages, for an object with messages in a field of `HOLDERS`, and for lists of either."""
     if isinstance(value, list):
-        return bool(value) and (is_message(value[0]) or holds_conversations(value[0]))
+        return bool(value) and (_is_message(value[0]) or holds_conversations(value[0]))
     if not isinstance(value, Mapping) or "chunks" in value:
         return False
     return any(holds_conversations(value.get(field)) for field in HOLDERS)
@@ -189,23 +189,29 @@ def holds_conversations(value: object) -> bool:
 def iter_conversations(value: Any, location: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield place and fields of each conversation that a JSON value holds, its list of messages as `messages`.
 
-    Raises `DataError` for what is no conversation, and for lists or objects beside several, which nothing reads.
+    Raises `DataError` for what is no conversation, and for a time, a list or an object beside several.
     """
-    if isinstance(value, list) and (not value or is_message(value[0])):
+    if _is_chat(value):
         yield location, {"messages": value}
     elif isinstance(value, list):
         for number, item in enumerate(value):
             yield from iter_conversations(item, f"{location}[{number}]")
     else:
-        field = next((name for name in HOLDERS if isinstance(value, Mapping) and name in value), "messages")
-        items, others = require_field(value, field, (list, Mapping), location), {**value}
+        others = {**value} if isinstance(value, Mapping) else {}
+        field = next((name for name in HOLDERS if isinstance(others.get(name), list | Mapping)), "messages")
+        items = require_field(others, field, (list, Mapping), location)
         del others[field]
-        if field == "messages" or items == [] or (is_messages(items) and is_message(items[0])):
+        if field == "messages" or _is_chat(items):
             yield location, {**others, "messages": items}
-        elif unread := [name for name, other in others.items() if isinstance(other, list | Mapping)]:
+        elif unread := [name for name in others if name == "timestamp" or isinstance(others[name], list | Mapping)]:
             raise DataError(f"{location}.{unread[0]}: is not read beside conversations: take it out")
         else:
             yield from iter_conversations(items, f"{location}.{field}")
+
+
+def _is_chat(value: object) -> bool:
+    """Return True for a list that is empty or begins with an object without a field of `HOLDERS`."""
+    return value == [] or (is_messages(value) and value[0].keys().isdisjoint(HOLDERS))
 
 
 def is_message_file(path: Path) -> bool:
@@ -222,7 +228,8 @@ def is_message_file(path: Path) -> bool:
             first = messages[0] if is_messages(messages) else None
     except (DataError, UnicodeError):  # a pipe, or no text
         return False
-    return is_message(first)
+    has_field = isinstance(first, dict) and ("role" in first or "content" in first) and "chunks" not in first
+    return has_field or _is_message(first)
 
 
 def pack_days(
@@ -271,7 +278,7 @@ def parse_message(message: Any, location: str) -> Utterance:
         raise DataError(f"{location}: a message is an object with 'role' and 'content', not {type(message).__name__}")
     if message.keys() >= {"from", "value"}:
         others = {field: value for field, value in message.items() if field not in ("from", "value")}
-        message = {"role": _SHAREGPT.get(message["from"], message["from"]), "content": message["value"], **others}
+        message = {"role": _SHAREGPT.get(str(message["from"]), message["from"]), "content": message["value"], **others}
     for field in message:
         if field not in _FIELDS and field not in _API_FIELDS:
             raise DataError(f"{location}.{field}: no field of a message: use {', '.join(_FIELDS)}")

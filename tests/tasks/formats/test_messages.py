@@ -184,11 +184,27 @@ def test_a_file_of_conversations_has_a_task_each(tmp_path: Path, value, monkeypa
     assert all(task.chunks[0].turns[0].text == "x" and task.chunks[0].turns[0].speaker == "user" for task in tasks)
     (tmp_path / "all.jsonl").write_text(json.dumps(value))
     if isinstance(value, list):
+        assert [task.chunks for task in load_tasks(tmp_path / "all.jsonl")] == [task.chunks for task in tasks]
         (tmp_path / "all.jsonl").write_text("\n".join(map(json.dumps, value)))
         assert [task.chunks for task in load_tasks(tmp_path / "all.jsonl")] == [task.chunks for task in tasks]
     for name in ("all.json", "all.jsonl"):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO((tmp_path / name).read_bytes())))
         assert [chunk.turns for chunk in read_chunks(Path("-"), None)] == [task.chunks[0].turns for task in tasks]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"data": [{"role": "admin", "name": "Ana"}]},
+        {"data": [{"id": 1, "content": "A post."}]},
+        [{"from": "Ana", "to": "Ben", "value": 3}],
+        [[], [USER]],
+        ["a", "b"],
+    ],
+)
+def test_other_json_on_stdin_is_a_text(value, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(value).encode())))
+    assert [chunk.text for chunk in read_chunks(Path("-"), None)] == [json.dumps(value)]
 
 
 def test_rows_of_a_dataset_may_be_conversations():
@@ -300,7 +316,9 @@ def test_chats_that_were_left_may_be_none_or_listed_twice(tmp_path, left):
         ({"data": [[USER]], "qa": [{"q": "Who?"}]}, r"result\.json\.qa: is not read beside conversations"),
         ([[USER], []], r"result\.json\[1\]: messages: none has words"),
         ([[USER], {"a": 1}], r"result\.json\[1\]: field 'messages' is missing"),
-        ([[{"from": "moderator", "value": "hi"}]], r"messages\[0\]\.role: is 'moderator'"),
+        ([[USER], [{"from": "moderator", "value": "hi"}]], r"\[1\]: messages\[0\]\.role: is 'moderator'"),
+        ([[USER, {"from": {"name": "Ana"}, "value": "hi"}]], r"messages\[1\]\.role: is {'name': 'Ana'}"),
+        ({"timestamp": "2024-05-01", "data": [[USER], [USER]]}, r"result\.json\.timestamp: is not read beside"),
     ],
 )
 def test_an_export_that_cannot_be_read_says_why(tmp_path, value, says):
@@ -316,7 +334,7 @@ def test_a_conversation_a_line_may_have_an_id_and_a_time_and_no_other_field(tmp_
     tasks = load_tasks(tmp_path / "chats.ndjson")
     assert [(task.id, task.chunks[0].timestamp) for task in tasks] == [("x", "2024-05-01"), ("y", "2024-05-01")]
     (tmp_path / "more.jsonl").write_text(json.dumps(line | {"tools": []}))
-    with pytest.raises(DataError, match=r"more\.jsonl:1\.tools: no field of a conversation"):
+    with pytest.raises(DataError, match=r"more\.jsonl:1\.tools: no field of a conversation .*: take it out"):
         load_tasks(tmp_path / "more.jsonl")
     for changed, problem in (
         ({}, "id: task 'x' is at .*:1 already"),
