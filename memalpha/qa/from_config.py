@@ -206,7 +206,7 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
         raise ConfigError(f"data: name a file of other conversations: {figures}")
     if TRAINED_SYSTEM not in settings.systems:
         return settings
-    if settings.data is not None and Path(settings.data).resolve() == Path(run_config.data).resolve():
+    if settings.data not in (None, *MODULES) and Path(settings.data).resolve() == Path(run_config.data).resolve():
         print(f"data: {run} was trained on {run_config.data}: its figures there are not held out", file=sys.stderr)
     checkpoint = resolve_checkpoint(run)
     systems = tuple(str(checkpoint) if name == TRAINED_SYSTEM else name for name in settings.systems)

@@ -81,6 +81,7 @@ def test_the_conversations_that_a_run_was_trained_on_are_no_held_out_data(tmp_pa
         load_run_settings(run, {"systems": "scripted:add-all"})
     load_run_settings(run, {"data": str(tmp_path / "other.jsonl")})
     load_run_settings(run, {"data": str(tmp_path / "mine.jsonl"), "systems": "rag"})
+    load_run_settings(run_directory(tmp_path / "set", data="perltqa"), {"data": "perltqa"})  # its evaluation split
     assert capsys.readouterr().err == ""
     load_run_settings(run, {"data": str(tmp_path / "sub" / ".." / "mine.jsonl")})
     assert "not held out" in capsys.readouterr().err
