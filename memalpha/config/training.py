@@ -265,6 +265,7 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
         if not Path(label).is_file():
             raise ConfigError(f"{config} holds no config.yaml, so it is no training run that could be resumed")
         base = {**read_config(label), "out": str(config)}  # it may have been moved
+        drop_unused_settings(base, base)  # earlier versions took them
     else:
         base, label = read_config(config), str(config)
         if "benchmark" in base:
@@ -299,10 +300,12 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
 
 
 def drop_unused_settings(base: dict[str, Any], over: Mapping[str, Any]) -> None:
-    """Drop the reader's settings, of a preset or an earlier run, from `base` that the kind of reader does not read."""
-    reader = merge(base, over).get("reader")
-    if isinstance(reader, Mapping):
+    """Drop the readers' settings from `base` that the kinds of reader which `over` sets do not read."""
+    if isinstance(reader := over.get("reader"), Mapping):
         _drop(base, "reader", *UNUSED_BY_READER.get(str(reader.get("kind")), ()))
+    if isinstance(base.get("reward"), Mapping) and isinstance(over.get("reward"), Mapping):
+        base["reward"] = dict(base["reward"])
+        drop_unused_settings(base["reward"], over["reward"])
 
 
 def _drop(base: dict[str, Any], group: str, *names: str) -> None:

@@ -165,7 +165,7 @@ def load_run_settings(run: Path, overrides: Mapping[str, Any] | None = None) -> 
         PolicyError: The run has no checkpoint, or the best one is gone.
     """
     overrides = dict(overrides or {})
-    run_config = training_config(run / "config.yaml")
+    run_config = training_config(run)
     if isinstance(run_config, RewardModelConfig):
         raise ConfigError(f"{run} trained a reward model, which writes no memory: use it by reward.model.path={run}")
     if isinstance(run_config, PreferenceConfig):

@@ -159,7 +159,7 @@ def test_a_policy_that_no_reader_asks_is_refused(tmp_path):
         training_config(tmp_path / "own.yaml")
 
 
-def test_a_setting_that_the_kind_of_reader_does_not_read_is_refused():
+def test_a_setting_that_the_kind_of_reader_does_not_read_is_refused(tmp_path):
     for kind, name, value in (("copy", "max_new_tokens", 64), ("extractive", "cite", True), ("policy", "searches", 6)):
         reader = {"kind": kind, name: value}
         for settings in ({"reader": reader}, {"reward": {"reader": reader}}):
@@ -167,6 +167,12 @@ def test_a_setting_that_the_kind_of_reader_does_not_read_is_refused():
                 training_config("smollm2", settings)
         with pytest.raises(ConfigError, match=rf"reader\.{name}: has no effect with reader\.kind={kind}; leave"):
             build_config(EvalConfig, {"reader": reader}, "test")
+        (tmp_path / "own.yaml").write_text(yaml.safe_dump({"out": "runs/own", "reader": reader}))
+        with pytest.raises(ConfigError, match=rf"own\.yaml: reader\.{name}: has no effect with reader\.kind={kind}"):
+            training_config(tmp_path / "own.yaml")
+        run = run_directory(tmp_path / kind, reader=reader, reward={"reader": reader})
+        assert load_run_settings(run).reader.kind == kind
+        assert training_config(run).model_dump()["reward"]["reader"]["kind"] == kind
     assert training_config("mem-alpha", {"reader": {"kind": "copy"}}).reader.k == 40
 
 

@@ -309,7 +309,7 @@ class RunDirectory:
         settings = json.loads(config.model_dump_json())
         recorded = self.load_settings() if (self.path / "config.yaml").exists() else settings
         with suppress(ConfigError):  # a key that is newer than the run gets its default
-            recorded = json.loads(training_config(self.path / "config.yaml").model_dump_json())
+            recorded = json.loads(training_config(self.path).model_dump_json())
         current = _comparable(settings)
         recorded = _comparable({key: value for key, value in recorded.items() if key in settings})
         generators, changed = {*GENERATED, "synthetic", "babi"}, []  # no fingerprint says what these make
