@@ -22,7 +22,7 @@ from memalpha.store.fields import check_timestamp, visible
 from memalpha.tasks.chunking import split_lines
 from memalpha.tasks.formats.chats import count_left_out, load_exports
 from memalpha.tasks.formats.message_tables import find_columns
-from memalpha.tasks.formats.messages import holds_conversations, is_message_file, load_messages
+from memalpha.tasks.formats.messages import holds_conversations, is_message_file, is_messages, load_messages
 from memalpha.text_files import decode_text, parse_json_or_none
 from memalpha.text_files import read_text as read_text_file
 from memalpha.types import Chunk, MemoryEntry
@@ -248,7 +248,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     Args:
         file: A text, a task file (`.jsonl`, `.json`, `.csv`), chat messages (a message a line in `.jsonl`, a list in
             `.json`), an export (`tasks.formats.chats`: chats, mails, transcripts, tables of messages), or `-` for
-            all but a task file on stdin.
+            all but a table of tasks on stdin.
         timestamp: ISO date of the text, or of messages and chunks without one.
         size: Maximum characters of a chunk of a text or of messages.
         exact_times: A chunk of messages or of an exported chat holds those of one timestamp.
@@ -262,7 +262,7 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
     with TemporaryDirectory() as folder:
         file = Path(folder, "stdin")
         file.write_bytes(_read_stdin())
-        kinds = {".csv": find_columns, ".json": _holds_messages, ".jsonl": _holds_messages, "": Path.is_file}
+        kinds = {".csv": find_columns, ".json": _is_read_as_json, ".jsonl": _is_read_as_json, "": Path.is_file}
         try:
             suffix = next(end for end, is_kind in kinds.items() if is_kind(file := file.rename(f"{folder}/stdin{end}")))
             return _read_file(file, f"stdin{suffix}", timestamp, size, exact_times)
@@ -270,10 +270,13 @@ def read_chunks(file: Path, timestamp: str | None, size: int = 4000, *, exact_ti
             raise DataError(str(error).replace(f"{folder}/", "")) from error
 
 
-def _holds_messages(file: Path) -> bool:
+def _is_read_as_json(file: Path) -> bool:
+    """Return True for chat messages, conversations and tasks."""
     data = file.read_bytes()
-    first = data if file.suffix == ".json" else data.lstrip().partition(b"\n")[0]
-    return is_message_file(file) or holds_conversations(parse_json_or_none(first))
+    first = parse_json_or_none(data if file.suffix == ".json" else data.lstrip().partition(b"\n")[0])
+    row = first[0] if isinstance(first, list) and first else first
+    is_task = isinstance(row, Mapping) and is_messages(row.get("chunks"))
+    return is_task or is_message_file(file) or holds_conversations(first)
 
 
 def _read_file(file: Path, name: str, timestamp: str | None, size: int, exact_times: bool) -> list[Chunk]:
