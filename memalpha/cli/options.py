@@ -275,8 +275,8 @@ def _is_read_as_json(file: Path) -> bool:
     data = file.read_bytes()
     first = parse_json_or_none(data if file.suffix == ".json" else data.lstrip().partition(b"\n")[0])
     row = first[0] if isinstance(first, list) and first else first
-    is_task = isinstance(row, Mapping) and is_messages(row.get("chunks"))
-    return is_task or is_message_file(file) or holds_conversations(first)
+    has_chunks = isinstance(row, Mapping) and is_messages(row.get("chunks"))
+    return has_chunks or holds_conversations(first) or is_message_file(file)
 
 
 def _read_file(file: Path, name: str, timestamp: str | None, size: int, exact_times: bool) -> list[Chunk]:

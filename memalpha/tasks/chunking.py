@@ -11,7 +11,7 @@ from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.formats.files import CHUNK_TOKENS, build_task, pack_turns, require_field
-from memalpha.types import Chunk, Question, SpeakerTurn, Task, parse_iso_time
+from memalpha.types import Chunk, Question, SpeakerTurn, Task, is_iso_time, parse_iso_time
 
 CHUNK = CHUNK_TOKENS * 4
 """Longest chunk in characters: 2,048 tokens of four characters."""
@@ -29,9 +29,7 @@ _AHEAD = 64
 _DAYS = ("%Y-%m-%d", "%Y/%m/%d", "%B-%d-%Y", "%B %d %Y", "%b %d %Y", "%d %B %Y", "%d %b %Y")
 _CLOCKS = (" %H:%M", " %H:%M:%S", " %I:%M %p", " %I:%M:%S %p")
 _DATES = ("%I:%M %p on %d %B %Y", *(day + clock for day in _DAYS for clock in _CLOCKS))
-_WEEKDAY = re.compile(
-    r"^(?:{0})[a-z]*,?\s+|\s*\((?:{0})[a-z]*\)\s*".format("mon|tue|wed|thu|fri|sat|sun"), re.IGNORECASE
-)
+_WEEKDAY = re.compile(r"(?i)^(?:{0})[a-z]*,?\s+|\s*\((?:{0})[a-z]*\)\s*".format("mon|tue|wed|thu|fri|sat|sun"))
 EPOCH = re.compile(r"([12]\d{9})(?:\d{3})?(?:\.\d+)?")
 """Seconds or milliseconds of a time from 2001 to 2065; others are ids or numbers of telephones."""
 _OPEN_DATE = re.compile(r"\d{1,2}[./-] ?\d")
@@ -57,13 +55,9 @@ def to_iso_time(text: str) -> str | None:
     for form in _DATES if ":" in words else _DAYS:
         with suppress(ValueError):
             time = datetime.strptime(words, form)
-            if form in _DAYS:
-                return time.date().isoformat()
-            return time.isoformat(timespec="seconds" if time.second else "minutes")
-    with suppress(ValueError):
-        parse_iso_time(plain)
-        return plain
-    return None
+            precision = "seconds" if time.second else "minutes"
+            return time.date().isoformat() if form in _DAYS else time.isoformat(timespec=precision)
+    return plain if is_iso_time(plain) else None
 
 
 def read_time(text: str) -> str | None:

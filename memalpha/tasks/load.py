@@ -16,13 +16,7 @@ from memalpha.errors import ConfigError, DataError, did_you_mean
 from memalpha.tasks.catalog import MODULES, get_data_set, load_set, loader_options, locate, read_set, validate_options
 from memalpha.tasks.chunking import rechunk
 from memalpha.tasks.dataset_info import DataSet
-from memalpha.tasks.formats.chats import (
-    build_conversations,
-    is_chat_folder,
-    load_chat_folder,
-    load_chats,
-    load_message_lines,
-)
+from memalpha.tasks.formats.chats import build_chats, is_chat_folder, load_chat_folder, load_chats, load_message_lines
 from memalpha.tasks.formats.csv import load_csv
 from memalpha.tasks.formats.files import check_selection
 from memalpha.tasks.formats.jsonl import check_tasks, drop_empty, from_dataset, load_jsonl, save_jsonl
@@ -99,7 +93,7 @@ def load_tasks(
         rows = list(map(drop_empty, dataset.select(range(min(limit or len(dataset), len(dataset)))).to_list()))
         if not holds_conversations(rows):
             return from_dataset(rows)
-        return build_conversations((f"row-{n}", f"row {n}", row) for n, row in enumerate(rows))
+        return build_chats((f"row-{n}", f"row {n}", row) for n, row in enumerate(rows))
     if not path.exists() and not path.suffix:
         near = did_you_mean(name, MODULES)
         raise DataError(f"no data set {name!r}{near}: give the path of a task file or one of {', '.join(MODULES)}")

@@ -75,7 +75,7 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
         if not is_message_file(path):
             if not holds_conversations(value):
                 return None
-            return build_conversations([(path.stem, str(path), parse_json(read_text(path), str(path)))])
+            return build_chats([(path.stem, str(path), parse_json(read_text(path), str(path)))])
         for field, items in value.items() if isinstance(value, Mapping) else ():
             if is_messages(items) and all(items[0].keys() & names for names in _ASKED):
                 raise DataError(f"{path}: {field}: questions beside messages are not read: {_AS_TASK}")
@@ -98,10 +98,10 @@ def load_message_lines(path: Path) -> list[Task] | None:
     if not has_messages and not holds_conversations(first):
         return None
     places = ((f"{path.stem}-{number}", f"{path}:{number}", line) for number, line in iterate_lines(path))
-    return build_conversations((id, place, parse_json(line, place)) for id, place, line in places)
+    return build_chats((id, place, parse_json(line, place)) for id, place, line in places)
 
 
-def build_conversations(values: Iterable[tuple[str, str, Any]]) -> list[Task]:
+def build_chats(values: Iterable[tuple[str, str, Any]]) -> list[Task]:
     """Return the conversations in (id, place, value) as tasks; several in one value are numbered: ID-NUMBER."""
     held = ((id, list(iter_conversations(value, place))) for id, place, value in values)
     named = (
