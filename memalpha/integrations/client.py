@@ -286,7 +286,7 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
 
     def read(
         self,
-        text: str | None = None,
+        text: str | Sequence[Mapping[str, Any]] | None = None,
         *,
         messages: Sequence[Mapping[str, Any]] | None = None,
         timestamp: str | None = None,
@@ -298,8 +298,8 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
         It is not sent again once the server may have begun: the writer would read the text twice.
 
         Args:
-            text: The text; or else `messages`.
-            messages: Chat messages with role, content and, if known, name and timestamp.
+            text: The text, or chat messages with role, content and, if known, name and timestamp.
+            messages: Chat messages by name.
             timestamp: ISO date of the text.
             source: Name of the text.
             metadata: Set on every entry that is written.
@@ -307,6 +307,8 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
         Raises:
             ClientError: The request failed.
         """
+        if messages is None and isinstance(text, list | tuple):  # as `MemoryAgent.read` takes them
+            text, messages = None, text
         fields = {"text": text, "messages": messages, "timestamp": timestamp, "source": source, "metadata": metadata}
         return self._send(_Request("POST", "/v1/read", schemas.ReadResponse, fields, is_repeatable=False))
 

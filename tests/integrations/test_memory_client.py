@@ -90,11 +90,13 @@ def test_every_route_of_the_server(served: Served) -> None:
         outcome = memory.read(messages=[{"role": "user", "content": "I live in Porto."}], metadata={"user": "ana"})
         assert [call.code for call in outcome.results] == ["inserted"]
         assert [call.code for call in memory.read("Ana: I have a cat.").results] == ["inserted"]
+        outcome = memory.read([{"role": "user", "content": "I have a fish."}])  # as `MemoryAgent.read` takes them
+        assert [call.code for call in outcome.results] == ["inserted"]
         for number in range(3):
             memory.insert("episodic", f"event {number}")
         page = memory.page("episodic", limit=2)
         assert len(page.entries) == 2 and page.next == page.entries[1].id
-        assert len(list(memory.entries())) == 6 and len(list(memory.entries("episodic"))) == 5
+        assert len(list(memory.entries())) == 7 and len(list(memory.entries("episodic"))) == 6
         assert memory.set_core("Ana.") == memory.core() == "Ana."
         assert memory.delete(dog.id).content == "Ana's dog: Max"
         assert [line.operation.kind for line in memory.log(1, limit=2)] == ["update", "insert"]
