@@ -314,7 +314,8 @@ def _notes(comparison: Comparison) -> list[str]:
         comparison.method + ".",
     ]
     if comparison.conversations < stats.MIN_CLUSTERS:
-        notes.append(f"No intervals and no p below {stats.MIN_CLUSTERS} conversations, which say too little.")
+        few = f"No intervals and no bootstrap p below {stats.MIN_CLUSTERS} conversations, which say too little"
+        notes.append(f"{few}; McNemar's p takes questions of one conversation for independent.")
     for key, values in comparison.differ.items():
         listed = "; ".join(f"{name}: {value}" for name, value in values.items())
         notes.append(f"NOT EVALUATED ALIKE, {key}: {listed}.")

@@ -199,7 +199,8 @@ def test_formats():
     assert "48 questions of 6 conversations; differences are against low." in markdown
     assert "BCa bootstrap over conversations" in comparing.as_text(comparison)
     assert [rows[5][column] for column in (5, 6, 8, 9, 10)] == [""] * 5, "six conversations say too little"
-    assert "No intervals and no p below 10 conversations" in comparing.as_text(comparison)
+    few = "No intervals and no bootstrap p below 10 conversations, which say too little; McNemar's p takes questions of"
+    assert rows[5][13] and few in comparing.as_text(comparison)  # of McNemar's there is a p
     many = comparing.compare(systems(low=records(0.3, 1, 12), high=records(0.8, 2, 12)), resamples=200)
     row = next(csv.DictReader(line for line in comparing.as_csv(many).splitlines() if not line.startswith("low,")))
     assert float(row["low"]) < float(row["mean"]) < float(row["high"]) and float(row["p"]) < 0.05
