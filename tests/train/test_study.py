@@ -87,6 +87,7 @@ def test_the_tables_compare_equal_questions_and_equal_tokens(tmp_path):
     page = format_results(results)
     assert "| chunk | 0.650 [" in page and "| chunk | the base's | 0.600, 0.700 |" in page
     assert "`sampling.groups=conversation` | 0.400, 0.400" in page
+    assert "| 600 |" in page and "| variant | 75 | 150 | 225 | 300 |" in page  # tokens, however few
 
 
 def test_finished_runs_are_not_started_again_and_others_settings_are_refused(tmp_path):
