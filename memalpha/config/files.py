@@ -7,7 +7,7 @@ other trainers.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from difflib import get_close_matches
@@ -105,7 +105,13 @@ def read_config(name: str | Path) -> dict[str, Any]:
     return data
 
 
-def build_config(kind: type[C], data: Mapping[str, Any], label: str, overrides: Mapping[str, Any] | None = None) -> C:
+def build_config(
+    kind: type[C],
+    data: Mapping[str, Any],
+    label: str,
+    overrides: Mapping[str, Any] | None = None,
+    siblings: Iterable[type[BaseModel]] = (),
+) -> C:
     """Validate settings.
 
     Args:
@@ -113,6 +119,7 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str, overrides: 
         data: Settings by key, groups as mappings.
         label: Source of the settings, named in error messages.
         overrides: Those of the settings that were set on top of the source, which is not to blame for them.
+        siblings: Other kinds of runs, whose settings a key may be meant for.
 
     Raises:
         ConfigError: Keys are unknown or values invalid; the message names each key.
@@ -125,8 +132,9 @@ def build_config(kind: type[C], data: Mapping[str, Any], label: str, overrides: 
             is_of_source |= not _is_set(item["loc"], overrides or {})
             key = ".".join(str(part) for part in item["loc"])
             if item["type"] == "extra_forbidden":
-                near, name = _nearest(key, kind), str(item["loc"][-1])
-                hint = "" if near is None else f" (did you mean {near!r}?)"
+                near, name = _nearest(key, kind, siblings), str(item["loc"][-1])
+                hint = f" (did you mean {near!r}?)" if near else ""
+                hint = " (other kinds of runs have it, this one has not)" if near == "" else hint
                 if near is not None and "." in name and near.endswith(name):  # dots are for the command line alone
                     *groups, last = name.split(".")
                     nested = f"{''.join(f'{group}: {{' for group in groups)}{last}: ...{'}' * len(groups)}"
@@ -182,14 +190,16 @@ def load_config(kind: type[C], name: str | Path, overrides: Mapping[str, Any] | 
     return build_config(kind, merge(read_config(name), over), str(name), over)
 
 
-def _nearest(key: str, kind: type[BaseModel]) -> str | None:
-    """Return the full name of the setting that an unknown key most likely means, or None."""
+def _nearest(key: str, kind: type[BaseModel], siblings: Iterable[type[BaseModel]]) -> str | None:
+    """Return the full name of the setting that an unknown key most likely means; "" for one of a sibling, or None."""
     settings = [path for path, _ in settings_of(kind)]
     leaf = key.split(".")[-1]
     if leaf in (synonyms := setting_synonyms()):  # nearest by letters would only mislead where this run has none
         return next((name for name in synonyms[leaf].split() if name in settings and name != key), None)
     names = {path.split(".")[-1]: path for path in reversed(settings)}  # the first of a name, as agent before judge
-    matches = get_close_matches(leaf, names | {name: name for name in kind.model_fields}, 1)
+    if leaf not in names and any(f".{key}." in f".{path}." for of in siblings for path, _ in settings_of(of)):
+        return ""
+    matches = get_close_matches(leaf, names | {name: name for name in kind.model_fields}, 1, 0.66)
     return names.get(matches[0], matches[0]) if matches else None
 
 

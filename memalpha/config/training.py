@@ -296,7 +296,8 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
     if isinstance(base.get("optimizer"), Mapping) and isinstance(over.get("optimizer"), Mapping):
         base["optimizer"] = dict(base["optimizer"])
         _replace_counterpart(base["optimizer"], over["optimizer"], "epochs", "schedule_steps")
-    return build_config(kind, merge(base, over), label, None if isinstance(config, AnyTraining) else over)
+    overrides = None if isinstance(config, AnyTraining) else over
+    return build_config(kind, merge(base, over), label, overrides, (TrainConfig, TextConfig, *KINDS.values()))
 
 
 def drop_unused_settings(base: dict[str, Any], over: Mapping[str, Any]) -> None:

@@ -79,6 +79,17 @@ def test_unknown_settings_come_with_the_nearest_name():
             training_config("demo", parse_overrides([f"{key}=1"]))
 
 
+def test_a_setting_of_other_runs_and_a_far_name_get_no_suggestion():
+    for setting in ("tasks_per_step", "loss.epsilon", "loss"):
+        with pytest.raises(ConfigError, match=r"' \(other kinds of runs have it, this one has not\)$"):
+            training_config("sft", parse_overrides([f"{setting}=2"]))
+    for setting in ("advantages", "zebra"):
+        with pytest.raises(ConfigError, match=f"unknown key '{setting}'$"):
+            training_config("sft", parse_overrides([f"{setting}=2"]))
+    with pytest.raises(ConfigError, match=r"did you mean 'reward\.beta'"):  # rather than one of the loss it lacks
+        training_config("sft", {"beta": 1})
+
+
 @pytest.mark.parametrize(
     ("settings", "key", "hint"),
     [
