@@ -461,6 +461,14 @@ class RewardConfig(Config):
     )
     credit_settings: CreditConfig = Field(default=CreditConfig(), description="credit=calls: its settings")
 
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _no_function(cls, name: object) -> object:
+        if isinstance(name, str) and ":" in name:
+            own = f"question, with {{'meta': {{'metric': {name!r}}}}} at each question of the data"
+            raise ValueError(f"for a function of yours take {own}; one that scores whole rollouts: reward.functions")
+        return name
+
     @model_validator(mode="after")
     def _a_judge(self) -> RewardConfig:
         for name in ("metric", "content"):

@@ -165,3 +165,10 @@ def test_a_file_of_tasks_is_no_configuration(memalpha, tmp_path):
     (tmp_path / "mine.jsonl").write_text("{}\n{}\n")
     code, _, err = memalpha("eval", str(tmp_path / "mine.jsonl"))
     assert code == 2 and f"memalpha eval tasks data={tmp_path / 'mine.jsonl'}" in err
+
+
+def test_a_function_as_the_metric_of_a_run_is_told_where_it_goes():
+    with pytest.raises(
+        ConfigError, match=r"^reward\.metric: for a function of yours take question, .*: reward\.functions$"
+    ):
+        training_config("demo", parse_overrides(["reward.metric=mine:score"]))
