@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from memalpha.agent.dates import day_of, format_date
 from memalpha.agent.prompts import letter_choices
 from memalpha.errors import DataError
 from memalpha.qa.error_analysis import answers_in_words
@@ -56,8 +57,8 @@ class DataCheck:
         evidence: Questions with an answer (`answered`), those that name evidence (`named`), those whose evidence holds
             an answer (`holds`), `unknown` evidence ids, and questions marked `faulty`, `leaked` or `made`
             by a model.
-        elsewhere: Ids (task, question) of questions whose evidence has none of their answers word for word: a count, an
-            answer in other words, or a wrong turn.
+        elsewhere: Ids (task, question) of questions whose evidence, with its day, has none of their answers word for
+            word: a count, an answer in other words, or a wrong turn.
         left_out: What exported chats lost, by kind: media, notices, deleted messages, tool calls, edited branches.
         backwards: Ids of tasks with a chunk of an earlier day than a chunk before it; a writer reads it as news.
         problems: Faults of this copy, to be mended.
@@ -203,8 +204,12 @@ def _evidence(tasks: Sequence[Task]) -> tuple[dict[str, int], tuple[tuple[str, s
     elsewhere: list[tuple[str, str]] = []
     totals: dict[str, int] = dict.fromkeys(("answered", "named", "holds", "unknown", "faulty", "leaked", "made"), 0)
     for task in tasks:
-        turns = [turn for chunk in task.chunks for turn in chunk.turns if turn.id]
-        turn_texts = {turn.id: f"{turn.speaker.casefold()}: {turn.text.casefold()}" for turn in turns}
+        turn_texts = {
+            turn.id: f"{turn.speaker}: {turn.text}\n{_format_times(chunk.timestamp)}".casefold()
+            for chunk in task.chunks
+            for turn in chunk.turns
+            if turn.id
+        }
         for question in task.questions:
             totals["unknown"] += len(question.meta.get("unknown_evidence", ()))
             totals["faulty"] += "fault" in question.meta
@@ -221,3 +226,9 @@ def _evidence(tasks: Sequence[Task]) -> tuple[dict[str, int], tuple[tuple[str, s
             elif question.evidence:
                 elsewhere.append((task.id, question.id))
     return totals, tuple(elsewhere)
+
+
+def _format_times(timestamp: str | None) -> str:
+    """Return a timestamp with its day in the words that answers give it: 8 May 2023, May 8, 2023."""
+    day = day_of(timestamp)
+    return f"{timestamp}\n{format_date(day)}\n{day:%B} {day.day}, {day.year}" if day else timestamp or ""

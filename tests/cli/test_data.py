@@ -78,6 +78,15 @@ def test_check_looks_for_the_text_of_an_option_in_the_evidence(data, tmp_path):
     assert code == 0 and "it holds the answer in 3\n" in out and "the answer's words: ana A, ana (c) (" in out
 
 
+def test_check_finds_an_answer_in_the_day_of_its_turn(data, tmp_path):
+    answers = ("2023-05-08", "8 May 2023", "May 8, 2023", "9 May 2023", "May 2023")
+    questions = [{"id": text, "question": "When?", "answers": [text], "evidence": ["t"]} for text in answers]
+    chunk = {"timestamp": "2023-05-08T10:00:00", "turns": [{"id": "t", "speaker": "Ana", "text": "We married today!"}]}
+    (tmp_path / "t.jsonl").write_text(json.dumps({"id": "ana", "chunks": [chunk], "questions": questions}))
+    code, out, _ = data("check", tmp_path / "t.jsonl")
+    assert code == 0 and "it holds the answer in 4\n" in out and "the answer's words: ana 9 May 2023 (" in out
+
+
 def test_check_of_valid_files_exits_with_0(data, tmp_path):
     tasks = tmp_path / "tasks.jsonl"
     code, out, _ = data("prepare", "locomo", tasks, f"data={LOCOMO}", "variant=all")
