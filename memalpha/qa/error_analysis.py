@@ -46,7 +46,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, TypeVar
 
-from memalpha.agent.prompts import letter_choices
+from memalpha.agent.prompts import letter_choices, question_with_choices
 from memalpha.qa.scoring.official import choice_score
 from memalpha.qa.scoring.stats import group_values, mean
 from memalpha.qa.systems import Passage, Retrieval, WrittenMemory
@@ -293,7 +293,8 @@ def feedback(task: Task, retrieval: Retrieval, record: Record, style: Style) -> 
         lines = [f"ask: {question.question}", f"answer: {record.answer}", f"right: {expected}"]
         lines += [f"said: {said}"] if said else []
         return "\n".join(" ".join(line.split()) for line in lines)
-    lines = [f"Question: {question.question}", f"Answered: {record.answer or '(nothing)'}", f"Right: {expected}"]
+    asked = question_with_choices(question, dated=False)
+    lines = [f"Question: {asked}", f"Answered: {record.answer or '(nothing)'}", f"Right: {expected}"]
     lines.append(f"Retrieved: {_join_texts([passage.text for passage in retrieval.passages[:QUOTES]])}")
     lines += [f"Said: {said}"] if said else []
     if support.facts:

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from memalpha.agent.prompts import question_with_choices
 from memalpha.agent.reader import Reader
 from memalpha.agent.tools import load_tools
 from memalpha.arguments import counted
@@ -262,9 +263,12 @@ def walk_trajectory(trajectory: Trajectory, records: Sequence[Record]) -> dict[s
         memory = [{name: getattr(entry, name) for name in ENTRY_FIELDS} for entry in state.list()]
         steps.append({"calls": calls, "core": state.core, "memory": memory})
     task = trajectory.task
-    asked_after = {question.id: task.asked_after(question) for question in task.questions}
+    asked = {
+        item.id: {"question": question_with_choices(item, dated=False), "asked_after_chunk": task.asked_after(item)}
+        for item in task.questions
+    }
     answers = [
-        {name: getattr(record, name) for name in ANSWER_FIELDS} | {"asked_after_chunk": asked_after[record.question_id]}
+        {name: getattr(record, name) for name in ANSWER_FIELDS} | asked[record.question_id]
         for record in records
         if record.task == task.id
     ]

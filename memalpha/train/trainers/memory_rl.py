@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memalpha.agent.policy_check import check_policy
+from memalpha.agent.prompts import question_with_choices
 from memalpha.agent.reader import PolicyReader
 from memalpha.config import TrainConfig
 from memalpha.environments.engine import RolloutEngine
@@ -139,7 +140,12 @@ class MemoryStep(ReinforcementStep):
             **({"title": title} if isinstance(title, str) else {}),
             "chunks": [{"text": chunk.render(), "timestamp": chunk.timestamp} for chunk in task.chunks],
             "questions": [
-                {"id": item.id, "question": item.question, "answers": item.answers, "chunk": task.asked_after(item)}
+                {
+                    "id": item.id,
+                    "question": question_with_choices(item, dated=False),
+                    "answers": item.answers,
+                    "chunk": task.asked_after(item),
+                }
                 for item in task.questions
             ],
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,16 @@ def test_the_walk_tells_what_happened(tasks: list[Task], report: Report) -> None
         }
     assert [answer["question_id"] for answer in walked["answers"]] == [q.id for q in tasks[number].questions]
     assert all(0 <= answer["asked_after_chunk"] < len(tasks[number].chunks) for answer in walked["answers"])
+
+
+def test_a_choice_is_shown_with_its_options(tasks: list[Task], report: Report) -> None:
+    number = choose_examples(tasks)[0]
+    trajectory = report.groups[number].trajectories[0]
+    first, *others = tasks[number].questions
+    choice = first.model_copy(update={"meta": {**first.meta, "choices": {"A": "Rome", "B": "Porto"}}})
+    task = tasks[number].model_copy(update={"questions": (choice, *others)})
+    walked = walk_trajectory(replace(trajectory, task=task), report.records)
+    assert walked["answers"][0]["question"] == f"{first.question}\n(a) Rome\n(b) Porto"
 
 
 def test_the_file_is_what_the_page_reads(tasks: list[Task], report: Report, tmp_path: Path) -> None:
