@@ -101,6 +101,8 @@ def test_a_search_explains_its_scores(served: Served) -> None:
     found = page[page.index("<h2>Found</h2>") :]
     assert found.index("Ana lives in Porto.") < found.index("</table>")
     assert "bm25 " in found and "dense " in found
+    lone = served.web.get("/", params={"q": "Where does Ben live?"}, auth=("ben", served.secrets["reader"])).text
+    assert '<td class="n">alone</td>' in lone  # scores compare hits, so that of a lone one is 0
     assert MARKUP not in served.web.get("/", params={"q": MARKUP}, auth=("", served.secrets["ana"])).text
     assert served.web.get("/", params={"q": "x" * 5000}, auth=("", served.secrets["ana"])).status_code == 422
     assert served.web.get("/", params={"as_of": "1"}, auth=("", served.secrets["ana"])).status_code == 422
