@@ -78,7 +78,8 @@ class Display:
             def show_step(step: int, metrics: Mapping[str, Any], minutes_left: float) -> None:
                 note = f"{minutes_left:.1f} min of steps left"
                 shown = {name: spec for name, spec in STEP_METRICS.items() if metrics.get(name) is not None}
-                figures = "  ".join(f"{name.replace('_', ' ')} {metrics[name]:{spec}}" for name, spec in shown.items())
+                labels = {name: name.replace("_", " ") for name in shown} | {"accuracies": "pairs in order"}
+                figures = "  ".join(f"{labels[name]} {metrics[name]:{spec}}" for name, spec in shown.items())
                 parts = (f"step {step}/{total}", figures, note, format_validation(metrics, start))
                 self.log("  ".join(filter(None, parts)))
                 flat.extend(share for share in [metrics.get("flat")] if share is not None)

@@ -88,8 +88,9 @@ def _read(file: int) -> bytes:
             1.0,
             "1.0 min of steps left  (validation accuracy 0.500)",
         ),
+        ({"accuracy": 0.5, "accuracies": 0.0}, 1.0, "accuracy 0.50  pairs in order 0.00  1.0 min of steps left"),
     ],
-    ids=["an accuracy that does not exist", "a supervised run", "a validation without error"],
+    ids=["an accuracy that does not exist", "a supervised run", "a validation without error", "answers and pairs"],
 )
 def test_a_line_holds_what_there_is(display, line, minutes, text):
     with display.training_progress(0, 1, {"validation_loss": 0.75}) as show_step:
