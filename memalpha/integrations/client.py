@@ -299,7 +299,7 @@ class MemoryClient(_Client[httpx2.BaseTransport]):
 
         Args:
             text: The text, or chat messages with role, content and, if known, name and timestamp.
-            messages: Chat messages by name.
+            messages: The chat messages, in place of `text`.
             timestamp: ISO date of the text.
             source: Name of the text.
             metadata: Set on every entry that is written.
