@@ -248,7 +248,9 @@ def test_a_run_that_stopped_or_was_killed_is_not_called_going_on(going: Path) ->
     (going / "stopped.json").write_text('{"step": 2, "reason": "Ctrl-C"}')
     html = page.render(live=True)
     assert "going: stopped</h1><p>Reason: Ctrl-C." in html and f"memalpha train {going}" in html
-    assert "is missing (Ctrl-C)" in page.render()
+    assert "resumes it from its last checkpoint" in html and "is missing (Ctrl-C)" in page.render()
+    (going / "metrics.jsonl").unlink()
+    assert "starts it again, and this page" in page.render(live=True)  # it has no step and no checkpoint
     (going / "summary.json").write_text("{}")
     assert page.state()["stopped"] is False
 
