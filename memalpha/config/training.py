@@ -289,7 +289,10 @@ def training_config(config: AnyTraining | str | Path, overrides: Mapping[str, An
         if "policy" in base and over.get("policy") not in (None, base["policy"]):
             _drop(base, "optimizer", "learning_rate")  # measured with the configuration's policy, as the next
             _drop(base, "loss", "loss_constant")
-        if _needs_conversations(over):
+        reward, sampling = (over[key] if isinstance(over.get(key), Mapping) else {} for key in ("reward", "sampling"))
+        is_ahead = bool(sampling.get("staleness")) and "sampler" in sampling
+        asks_for_whole = bool(reward.get("model") or reward.get("functions")) or is_ahead
+        if asks_for_whole or over.get("algorithm") in WHOLE_CONVERSATIONS:  # all need rollouts of whole conversations
             _drop(base, "sampling", "groups")
     drop_unused_settings(base, over)
     _replace_counterpart(base, over, "init_from", "policy")
@@ -312,15 +315,6 @@ def drop_unused_settings(base: dict[str, Any], over: Mapping[str, Any]) -> None:
 def _drop(base: dict[str, Any], group: str, *names: str) -> None:
     if isinstance(base.get(group), Mapping):
         base[group] = {key: value for key, value in base[group].items() if key not in names}
-
-
-def _needs_conversations(over: Mapping[str, Any]) -> bool:
-    """Return True if overrides ask for what needs rollouts of whole conversations."""
-    reward, sampling = (over[group] if isinstance(over.get(group), Mapping) else {} for group in ("reward", "sampling"))
-    is_ahead = bool(sampling.get("staleness")) and "sampler" in sampling
-    return (
-        over.get("algorithm") in WHOLE_CONVERSATIONS or bool(reward.get("model") or reward.get("functions")) or is_ahead
-    )
 
 
 def _replace_counterpart(base: dict[str, Any], over: Mapping[str, Any], first: str, second: str) -> None:

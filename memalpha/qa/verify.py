@@ -204,12 +204,13 @@ def _evidence(tasks: Sequence[Task]) -> tuple[dict[str, int], tuple[tuple[str, s
     elsewhere: list[tuple[str, str]] = []
     totals: dict[str, int] = dict.fromkeys(("answered", "named", "holds", "unknown", "faulty", "leaked", "made"), 0)
     for task in tasks:
-        turn_texts = {
-            turn.id: f"{turn.speaker}: {turn.text}\n{_format_times(chunk.timestamp)}".casefold()
-            for chunk in task.chunks
-            for turn in chunk.turns
-            if turn.id
-        }
+        turn_texts: dict[str | None, str] = {}
+        for chunk in task.chunks:  # answers give its day as 2023-05-08, 8 May 2023 or May 8, 2023
+            day = day_of(chunk.timestamp)
+            said = f"{chunk.timestamp}\n{format_date(day)}\n{day:%B} {day.day}, {day.year}" if day else ""
+            turn_texts |= {
+                turn.id: f"{turn.speaker}: {turn.text}\n{said}".casefold() for turn in chunk.turns if turn.id
+            }
         for question in task.questions:
             totals["unknown"] += len(question.meta.get("unknown_evidence", ()))
             totals["faulty"] += "fault" in question.meta
@@ -226,9 +227,3 @@ def _evidence(tasks: Sequence[Task]) -> tuple[dict[str, int], tuple[tuple[str, s
             elif question.evidence:
                 elsewhere.append((task.id, question.id))
     return totals, tuple(elsewhere)
-
-
-def _format_times(timestamp: str | None) -> str:
-    """Return a timestamp with its day in the words that answers give it: 8 May 2023, May 8, 2023."""
-    day = day_of(timestamp)
-    return f"{timestamp}\n{format_date(day)}\n{day:%B} {day.day}, {day.year}" if day else timestamp or ""
