@@ -331,6 +331,12 @@ def test_east_asian_words_that_name_no_time(question, text):
         ("언제든지 뭘 해?", False),
         ("시험이 며칠이에요?", True),
         ("며칠 동안 있었어?", False),
+        ("Quand j'étais malade, qui a cuisiné ?", False),
+        ("Cuando vivía en Roma, ¿qué comía?", False),
+        ("Quando ero malata, chi ha cucinato?", False),
+        ("Quando estive doente, quem cozinhou?", False),
+        ("Когда я болела, кто готовил?", False),
+        ("Когда свадьба, про которую говорит Анна?", True),
     ],
 )
 def test_words_of_time_that_ask_for_none(question, asks):
@@ -342,6 +348,7 @@ MONTHS_OF = {
     "¿Cuándo fue?": "enero febrero marzo abril mayo junio julio agosto septiembre octubre noviembre diciembre",
     "C'est quand ?": "janvier février mars avril mai juin juillet août septembre octobre novembre décembre",
     "Quando è stato?": "gennaio febbraio marzo aprile maggio giugno luglio agosto settembre ottobre novembre dicembre",
+    "Когда это было?": "января февраля марта апреля мая июня июля августа сентября октября ноября декабря",
     "Quando foi?": "janeiro fevereiro março abril maio junho julho agosto setembro outubro novembro dezembro",
 }
 
@@ -396,6 +403,10 @@ def test_dates_written_in_a_language_are_read_back(question, written, month, ago
         ("Quando si è trasferita?", "Si è trasferita due settimane fa", "24 aprile 2024"),
         ("Quando é a festa?", "A festa é amanhã às 20h", "9 de maio de 2024 às 20h"),
         ("Wann war er da?", "Gestern Abend, nicht am Morgen", "7. Mai 2024"),
+        ("Когда Катя вышла замуж?", "Она вышла замуж 15 февраля", "15 февраля 2024"),
+        ("Когда он уволился?", "Две недели назад он уволился, но вчера был здесь", "24 апреля 2024"),
+        ("Когда встреча?", "Встреча послезавтра в 10 утра", "10 мая 2024 в 10 утра"),
+        ("Когда она переехала?", "Она переехала в прошлом году", "2023"),
     ],
 )
 def test_words_of_time_in_european_languages(question, text, expected):
