@@ -380,8 +380,9 @@ def _sources(key: _Identity[Task]) -> _Sources:
     chunks = {turn: chunk for chunk, turns in terms.items() for turn in turns}
     values = {normalize(content) for _, content in gold}
     rendered = _IndexedPassages([Passage(chunk.render()) for chunk in task.chunks])
-    names = frozenset().union(*(words.speaker for turns in terms.values() for words in turns.values()))
-    return _Sources(rendered, chunks, texts, facts, values, terms, names - set(READ_ROLES), {})
+    speakers = {turn.speaker for chunk in task.chunks for turn in chunk.turns if turn.id is not None}
+    names = frozenset().union(*(_terms(speaker) for speaker in speakers if speaker.lower() not in READ_ROLES))
+    return _Sources(rendered, chunks, texts, facts, values, terms, names, {})
 
 
 class _IndexedPassages:
@@ -620,9 +621,11 @@ class AnswerSupport:
         return ties[key]
 
     def _quotes_turn(self, passage: Passage, turn: str) -> bool:
-        if (passage.turns and turn not in passage.turns) or self._is_of_another(passage.text, turn):
+        if turn not in self.texts or (passage.turns and turn not in passage.turns):
             return False
-        return turn in self.texts and contains(passage.text, self.texts[turn])
+        # A window of several turns quotes those that it names, whoever speaks in the others.
+        is_of_turn = bool(passage.turns) or not self._is_of_another(passage.text, turn)
+        return is_of_turn and contains(passage.text, self.texts[turn])
 
     def _is_of_another(self, text: str, turn: str) -> bool:
         """Return True if an entry is about another speaker than the turn, the question and the turn's speaker."""

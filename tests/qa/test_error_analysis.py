@@ -385,3 +385,13 @@ def test_what_is_said_to_somebody_may_be_about_him():
     turns = (EVA.model_copy(update={"text": "You are a vegetarian, Sir."}), TWO.chunks[0].turns[1])
     told = TWO.model_copy(update={"chunks": (Chunk(turns=turns),)})
     assert error_of(held(DIET, [("Tom is a vegetarian", 0)], is_shown=True), told) == "answered_wrong"
+
+
+@pytest.mark.parametrize("speaker", ["assistant", "Tom"])
+def test_a_window_of_turns_quotes_each_of_them(speaker):
+    turns = (SpeakerTurn(speaker=speaker, text="Tell me more.", id="f"), said("I live in Oslo, with a cat.", "a1"))
+    task = Task(id="t", chunks=(Chunk(turns=turns),), gold_operations=TASK.gold_operations[:1])
+    window = Passage(f"{speaker}: Tell me more.\nI live in Oslo, with a cat.", turns=("f", "a1"))
+    asked = CITY.model_copy(update={"evidence": ("a1",), "answers": ("Oslo",)})
+    assert error_of(held(asked, [window]), task) == "not_retrieved"
+    assert error_of(held(asked, [window], is_shown=True), task) == "answered_wrong"
