@@ -421,6 +421,7 @@ def test_words_of_time_in_european_languages(question, text, expected):
         ("¿Cuándo es?", "Por la mañana hace dos cafés"),
         ("Quand était-ce ?", "Il y a deux ans et demi. Le mars est bon, il y a deux chats"),
         ("Quand même, qui vient ?", "Il vient demain"),
+        ("Когда это было?", "Было в 1990-\u0445 годах"),
         ("Wann war das?", "am 31. Februar, vor 1,5 Jahren, vor einem halben Jahr"),
     ],
 )
