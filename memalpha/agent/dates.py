@@ -37,8 +37,8 @@ _EAST_HOUR, _EAST_ASKS, ASKS_FOR_HOUR = ("".join(_WORDS["east"][name]) for name 
 _FOREIGN_ASKS = {
     name: rf"\W*(?:[\w'\u2019]+ )?(?:{language['asks']})\b" for name, language in _WORDS["languages"].items()
 }
-ASKS_FOR_TIME = "|".join([*_FOREIGN_ASKS.values(), f".*(?:{_EAST_ASKS}|{ASKS_FOR_HOUR})"])
-"""Beginnings of questions for a time in other languages than English."""
+ASKS_FOR_DAY = "|".join([*_FOREIGN_ASKS.values(), f".*(?:{_EAST_ASKS})"])
+"""Beginnings of questions for a day, a month or a year in other languages than English."""
 CLOCK = re.compile(
     r"\b\d{1,2}(?:[:.]\d\d)? ?(?:[ap]\.?m\b\.?|o'clock)|\b\d{1,2}:\d\d\b"
     r"|(?<=\bat )\d{1,2}\b(?=[.,;!?]|$| (?:and|but|on|every|sharp|this|to\w+)\b)"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from memalpha.agent.dates import ASKS_FOR_TIME, CLOCK, day_of, find_time
+from memalpha.agent.dates import ASKS_FOR_DAY, ASKS_FOR_HOUR, CLOCK, day_of, find_time
 from memalpha.agent.parsing import after_thinking, parse_calls
 from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
 from memalpha.agent.quoting import NOTE
@@ -504,7 +504,10 @@ _ASKS_FOR_DAY = re.compile(
     rf"|.*\bhow long ago\b|(?:\w+ )?(?:what|which) (?:day|date){_VERB}",
     re.I | re.S,
 )
-_ASKS_FOR_TIME = re.compile(rf"(?:\w+ )?(?:what|which) (?:month|year|time){_VERB}|{ASKS_FOR_TIME}", re.I | re.S)
+_ASKS_IN_ANOTHER_LANGUAGE = re.compile(ASKS_FOR_DAY, re.I | re.S)
+_ASKS_FOR_TIME = re.compile(
+    rf"(?:\w+ )?(?:what|which) (?:month|year|time){_VERB}|{ASKS_FOR_DAY}|.*(?:{ASKS_FOR_HOUR})", re.I | re.S
+)
 
 
 def asks_for_day(question: str) -> bool:
@@ -611,6 +614,8 @@ def _when(question: str, text: str, timestamp: str | None, span: tuple[int, int]
     day = day_of(timestamp)
     if (time := find_time(question, text, day, span)) is not None:
         return text if time.is_named or day is None else time.text
+    if _ASKS_IN_ANOTHER_LANGUAGE.match(question):  # a time that no table knows may stand in the text
+        return text if CLOCK.search(text) or day is None else f"{text} ({day})"
     return None if not asks_for_day(question) else text if CLOCK.search(text) else timestamp
 
 

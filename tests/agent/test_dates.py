@@ -8,8 +8,8 @@ from memories import working_memory
 
 from memalpha.agent.copying_reader import copy_answer
 from memalpha.agent.dates import find_time
-from memalpha.agent.reader import ExtractiveReader, QuotingReader, asks_for_day, asks_for_time
-from memalpha.types import MemoryEntry
+from memalpha.agent.reader import ExtractiveReader, QuotingReader, RetrievedMemory, asks_for_day, asks_for_time
+from memalpha.types import Hit, MemoryEntry
 
 WHEN = (
     ("When did she go to the museum?", "I went to the museum yesterday", "2023-05-08", "7 May 2023"),
@@ -494,3 +494,15 @@ def test_long_texts_are_read_in_a_moment(text):
     for question in ("When is may?", "Wann?", "Quand ?"):
         find_time(question, text * 20_000, date(2024, 5, 1), (50_000, 50_003))
     assert time.process_time() - start < 2
+
+
+@pytest.mark.parametrize("reader", [ExtractiveReader(), QuotingReader()])
+def test_in_other_languages_the_day_stands_behind_a_sentence_without_a_time(reader):
+    questions = {
+        "Quando hanno prenotato il volo?": "Abbiamo prenotato il volo per Lisbona.",
+        "飛行機はいつ予約した?": "リスボンへの飛行機を予約した。",
+    }
+    for question, said in questions.items():
+        entry = MemoryEntry("e#1", "episodic", said, timestamp="2026-06-16T20:20")
+        (answer,) = reader.answer([(question, RetrievedMemory((Hit(entry, 1.0),)))])
+        assert answer.text == f"{said} (2026-06-16)"
