@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Literal, Protocol, runtime_checkable
 
+import Stemmer
+
 from memalpha.agent.dates import ASKS_FOR_DAY, ASKS_FOR_HOUR, CLOCK, day_of, find_time
 from memalpha.agent.parsing import after_thinking, parse_calls
 from memalpha.agent.prompts import ABSTAIN, note_line, order_notes, question_with_choices, reader_messages
@@ -42,6 +44,7 @@ from memalpha.store.search import lexical
 from memalpha.store.search.answer_spans import MOST_PASSAGES, find_answers, order_of
 from memalpha.store.search.lexical import UNSPACED, stem
 from memalpha.store.values import contains, is_abstention, is_contradictory, is_same, key_value, slot_value
+from memalpha.tasks.formats.files import load_shipped_yaml
 from memalpha.types import Completion, Hit, MemoryEntry, Question, SampleRequest, ToolCall
 
 Conflicts = Literal["keep", "refuse", "newest"]
@@ -445,15 +448,16 @@ class ExtractiveReader:
         return mark_conflicts(answers, readings) if self.conflicts == "refuse" else answers
 
     def _extract(self, question: str, memory: RetrievedMemory) -> str:
-        question_stems = _stems(question)
+        language = _language_of(question, (hit.entry for hit in memory.hits))
+        question_stems = _stems(question, language)
         for entry in (hit.entry for hit in memory.hits):
             key, value = _key_and_value(entry)
             if key is None:
                 # "How old am I?" has no word to look for: the nearest sentence is quoted.
-                is_near = not question_stems or question_stems & _stems(entry.content)
+                is_near = not question_stems or question_stems & _stems(entry.content, language)
                 if is_near and not _speaks_of_another(question, entry):
                     return _when(question, value, entry.timestamp) or value
-            elif noted := _noted(question, question_stems, entry):
+            elif noted := _noted(question, question_stems, entry, language):
                 return noted
         return ABSTAIN
 
@@ -464,8 +468,10 @@ class QuotingReader(ExtractiveReader):
     This is what a `MemoryAgent` answers without a language model, and with one as small as "smol". It reads the core
     memory, too. "How many" counts notes as `ExtractiveReader` does, and a note whose key has a word of the question is
     taken as there if all entries are notes. A sentence is quoted without the label that says who spoke; to "when"
-    without a date or a clock time in it the answer is the day that it speaks of. The network also says that nothing
-    answers. It learnt that in English: in other languages an entry answers if it has a word of the question.
+    without a date or a clock time in it the answer is the day that it speaks of, in other languages than English the
+    sentence with its own day. The networks also say that nothing answers. What they learnt of other languages is less:
+    there an entry must have a word of the question, besides the name of a speaker and the words of
+    `data/function_words.yaml`, in any form that Snowball's stemmer of its language knows.
     """
 
     def __init__(self, config: ReaderConfig | None = None) -> None:
@@ -473,18 +479,24 @@ class QuotingReader(ExtractiveReader):
         self.name = "quoting"
 
     def _extract(self, question: str, memory: RetrievedMemory) -> str:
-        question_stems = _stems(question)
         hits = _distinct(memory.hits)[:MOST_PASSAGES]
+        language = _language_of(question, (hit.entry for hit in hits))
+        question_stems = _stems(question, language)
         entries = [hit.entry for hit in hits if not _speaks_of_another(question, hit.entry)]
-        noted = next((answer for entry in entries if (answer := _noted(question, question_stems, entry))), None)
+        noted = next(filter(None, (_noted(question, question_stems, entry, language) for entry in entries)), None)
         if noted and None not in (_key_and_value(entry)[0] for entry in entries):
             return noted
         entries += [MemoryEntry("", "core", line) for line in memory.core.splitlines() if line.strip()]
         is_english = not _ENGLISH.isdisjoint(_WORD.findall(question.lower()))
         if not is_english:
-            entries = [entry for entry in entries if question_stems & _stems(entry.content)]
+            names = {name for entry in entries for name in _stems(entry.speaker or "", language)}
+            asked = [words for words in (question_stems & names, question_stems - names) if words]
+            read = [(entry, _stems(entry.content, language)) for entry in entries]
+            entries = [entry for entry, stems in read if all(words & stems for words in asked)]
+            if language == "english" and not entries:  # or a language without a table
+                entries = [entry for entry, stems in read if question_stems & stems]
         spans = find_answers(question, [entry.content for entry in entries], order_of(entries))
-        if not spans or (is_english and sum(span.chance for span in spans) <= 1 - NOTHING):
+        if sum(span.chance for span in spans) <= 1 - (NOTHING if is_english or not question_stems else NOTHING_FOREIGN):
             return noted or ABSTAIN
         entry, span = max(zip(entries, spans, strict=True), key=lambda pair: pair[1].score)
         _, value = _key_and_value(entry)
@@ -541,24 +553,33 @@ def mark_conflicts(answers: Sequence[Answer], items: Sequence[Reading]) -> list[
 
 
 _WORD = re.compile(r"\w+")
-_STOP = frozenset(
-    _WORD.findall(
-        "a an and any are at be been did do does for from had has have he her his how i in is it its many me much my of"
-        " on or our she so that the their them they this to was we were what when where which who whom why will with"
-        " you your"
-    )
-)
+_FUNCTION_WORDS = {name: frozenset(text.split()) for name, text in load_shipped_yaml("function_words.yaml").items()}
 
 
-NOTHING = 0.7
-"""Chance that no entry answers from which on a reader abstains."""
+NOTHING, NOTHING_FOREIGN = 0.7, 0.8
+"""Chance that no entry answers from which on a reader abstains, in English and in other languages."""
 
 _ENGLISH = frozenset(_WORD.findall("what whats who whos whom whose where wheres when which why how does did the my"))
 """Words of English questions that questions of other languages hardly have ("was" is German, too)."""
 
 
-def _stems(text: str) -> set[str]:
-    stems = {stem(word) for word in _WORD.findall(text.lower()) if word not in _STOP}
+def _language_of(question: str, entries: Iterable[MemoryEntry]) -> str:
+    """Return the language with most function words in a question, of several the one with most in the entries.
+
+    One that has an eighth of all words at most is another language, as Turkish; its words are read as English ones.
+    """
+    texts = [_WORD.findall(text.lower()) for text in (question, " ".join(entry.content for entry in entries))]
+    counts = {name: [sum(map(words.__contains__, text)) for text in texts] for name, words in _FUNCTION_WORDS.items()}
+    name = max(counts, key=counts.__getitem__)
+    return name if sum(counts[name]) > sum(map(len, texts)) / 8 else "english"
+
+
+def _stems(text: str, language: str = "english") -> set[str]:
+    content = [word for word in _WORD.findall(text.lower()) if word not in _FUNCTION_WORDS[language]]
+    stem_word = stem if language == "english" else Stemmer.Stemmer(language).stemWord
+    stems = {stem_word(word) for word in content if language == "english" or len(word) > 1 or word.isdigit()}
+    if language == "german":  # "wohnt" as "wohne", "Annas" as "Anna"
+        stems = {re.sub("(?<=..)[st]$", "", word) for word in stems}
     if UNSPACED.search(text):  # where nothing parts words, pairs of characters
         stems.update(word for word in lexical.words(text) if len(word) > 1)
     return stems
@@ -577,14 +598,14 @@ def _key_and_value(entry: MemoryEntry) -> tuple[str | None, str]:
     return None if is_label or NOTE in entry.metadata else key, value
 
 
-def _noted(question: str, question_stems: set[str], entry: MemoryEntry) -> str | None:
+def _noted(question: str, question_stems: set[str], entry: MemoryEntry, language: str) -> str | None:
     """Return the answer of a note: its value, or to "when" a time; None for a sentence and a note of something else."""
     key, value = _key_and_value(entry)
     if key is None:
         return None
-    if question_stems & _stems(entry.content) and (when := _when(question, value, entry.timestamp)):
+    if question_stems & _stems(entry.content, language) and (when := _when(question, value, entry.timestamp)):
         return when
-    return value if question_stems & _stems(key) and not asks_for_day(question) else None
+    return value if question_stems & _stems(key, language) and not asks_for_day(question) else None
 
 
 _FIRST_PERSON = re.compile(r"\b(?:I|[Mm]e|[Mm]y|[Mm]ine|[Ww]e|[Oo]ur|[Uu]s)\b")

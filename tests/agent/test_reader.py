@@ -15,6 +15,7 @@ from memalpha.agent.copying_reader import CopyReader, copy_answer
 from memalpha.agent.reader import (
     ExtractiveReader,
     PolicyReader,
+    QuotingReader,
     RetrievedMemory,
     answer_slot,
     default_reader,
@@ -396,3 +397,59 @@ def test_the_copier_follows_the_rule_on_conflicts():
         (read,) = CopyReader(ReaderConfig(kind="copy", conflicts=rule)).answer(items)
         assert read.conflict == conflict
         assert answer is None or read.text == answer
+
+
+CHATS = {
+    "German": ("Anna: Ich wohne jetzt in Hamburg.", "Ben: Mein Hund heißt Bruno.", "Anna: Ich esse kein Fleisch."),
+    "Spanish": ("Ana: Vivo en Valencia.", "Luis: Mi perro es Toby, el mejor.", "Luis: La boda es el 20 de septiembre."),
+    "French": ("Claire: J'ai adopté un chiot.", "Claire: Le mariage est le 12 juin.", "Hugo: J'étudie la médecine."),
+    "Italian": ("Giulia: Abbiamo prenotato il volo.", "Marco: Il mio gatto è Micio.", "Giulia: Suono il violino."),
+    "Portuguese": ("Rita: Moro em Coimbra.", "Rui: O meu gato é o Pompom.", "Rita: Trabalho num banco."),
+    "Turkish": ("Deniz: Ben Ankara'da oturuyorum, evimiz küçük.", "Ali: Kedimin ismi Pamuk.", "Deniz: Çok yorgunum."),
+    "Russian": ("Анна: Я работаю в школе.", "Борис: Я учу испанский.", "Анна: Мы получили ключи."),
+}
+
+
+def chat(language: str) -> RetrievedMemory:
+    lines = [(line.split(":")[0], line) for line in CHATS[language]]
+    return RetrievedMemory(
+        tuple(
+            Hit(MemoryEntry(f"e#{at}", "episodic", line, timestamp="2026-05-17T09:00", speaker=name), 1.0)
+            for at, (name, line) in enumerate(lines)
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("language", "question", "answer"),
+    [
+        ("German", "Wo wohnt Anna?", "Ich wohne jetzt in Hamburg."),
+        ("German", "Wie heißt Bens Hund?", "Mein Hund heißt Bruno."),
+        ("German", "Isst Ben Fleisch?", "unknown"),
+        ("German", "Wer ist Claudia?", "unknown"),
+        ("Spanish", "¿Dónde vive Ana?", "Vivo en Valencia."),
+        ("Spanish", "¿Come carne Luis?", "unknown"),
+        ("Spanish", "¿Quién es Claudia?", "unknown"),
+        ("French", "Qui est Bastien ?", "unknown"),
+        ("French", "Qu'est-ce que Hugo étudie ?", "J'étudie la médecine."),
+        ("French", "Quand Claire a-t-elle adopté le chiot ?", "J'ai adopté un chiot. (2026-05-17)"),
+        ("Italian", "Quando hanno prenotato il volo?", "Abbiamo prenotato il volo. (2026-05-17)"),
+        ("Italian", "Che strumento suona Giulia?", "Suono il violino."),
+        ("Italian", "Marco fuma?", "unknown"),
+        ("Portuguese", "Onde mora a Rita?", "Moro em Coimbra."),
+        ("Portuguese", "Quem é o Gonçalo?", "unknown"),
+        ("Turkish", "Deniz da nerede oturur?", "Ben Ankara'da oturuyorum, evimiz küçük."),
+        ("Russian", "Где работает Анна?", "Я работаю в школе."),
+        ("Russian", "Ест ли Борис мясо?", "unknown"),
+        ("Russian", "Когда получили ключи?", "Мы получили ключи. (2026-05-17)"),
+    ],
+)
+def test_other_languages_have_function_words_forms_and_days(language, question, answer):
+    (read,) = QuotingReader().answer([(question, chat(language))])
+    assert (read.text, read.abstained) == (answer, answer == "unknown")
+
+
+def test_what_nothing_answers_is_left_open_in_other_languages():
+    memory = working_memory("Ich bin Lehrer.", "Unser Auto ist alt.")
+    questions = ["Wer ist das?", "Was kostet das Auto?"]
+    assert all(answer.abstained for answer in QuotingReader().answer([(question, memory) for question in questions]))
