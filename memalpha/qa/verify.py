@@ -171,8 +171,7 @@ def _check_file(path: Path, file: File) -> FileCheck:
     matches = [candidate for candidate in candidates if candidate.exists()]
     if not (matches := matches or matching_files(path, file)):
         return FileCheck(file.path, "missing")
-    parts = [part for part in matches[0].rglob("*") if part.is_file()] if matches[0].is_dir() else matches[:1]
-    size = sum(part.stat().st_size for part in parts)
+    size = sum(part.stat().st_size for part in (matches[0], *matches[0].rglob("*")) if part.is_file())
     if file.sha256 is None:
         return FileCheck(file.path, "unknown", size)
     digest = compute_sha256(matches[0])

@@ -200,7 +200,7 @@ def check_ids(tasks: Sequence[TextTask], source: str) -> None:
 
 def check_rewards(tasks: Sequence[TextTask], environment: Any) -> None:
     """Raise `ConfigError` if a reward function needs a column that no task has."""
-    if is_single_turn(environment) and isinstance(environment, TextGeneration):
+    if isinstance(environment, TextGeneration):
         check_columns(environment.rewards, columns_of(tasks))
 
 

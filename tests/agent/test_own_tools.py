@@ -51,6 +51,7 @@ FAULTS = {
     "is no class": Chunk,
     "needs a name": changed(name=""),
     "needs a name, a rule": changed(rule=""),
+    "needs a name, a rule (": changed(name=7),
     "parameter 'many' needs a description and one of the types": Listed,
     "line: 'whole' is none of its parameters": changed(line="&id whole"),
     "'memory_update' is the name of another tool (Update)": changed(name="memory_update"),

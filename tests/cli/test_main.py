@@ -302,9 +302,11 @@ def test_python_dash_m_runs_the_command() -> None:
 def test_revert_shows_and_takes_back_what_a_source_wrote(memalpha, refused, store: Path) -> None:
     with MemoryStore.open(store) as memory:
         [home] = memory.list()
-        with memory.writing_as(speaker="Mallory\x1b[2J", key="web"):
+        with memory.writing_as(speaker="Mallory\x1b[2J\x9f\xa0", key="web"):
             memory.update(home.id, "Ana lives in Moscow.", source="page")
-    assert "Ana lives in Moscow.  [Mallory\\u001b[2J, page, key web]" in memalpha("history", store, home.id)[1]
+    assert (
+        "Ana lives in Moscow.  [Mallory\\u001b[2J\\u009f\xa0, page, key web]" in memalpha("history", store, home.id)[1]
+    )
     dry = json.loads(memalpha("revert", store, "--source", "page", "--dry-run", "--json")[1])
     change = {"id": home.id, "before": "Ana lives in Moscow.", "after": "Ana lives in Lisbon.", "conflict": ""}
     assert dry == {"changes": [change], "conflicts": [], "position": 2, "applied": False}

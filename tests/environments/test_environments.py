@@ -137,6 +137,7 @@ def test_preferences_are_asked_in_both_orders():
     for judge in (longer, later, Judge()):
         environment = PreferenceComparison(judge)
         assert [one.total for one in environment.score([task] * 2, ["longer", "no"])] == [1.0, 0.0]
+        assert evaluate_text(says(lambda _: "longer"), [task], environment=environment).summary["reward"] == 1.0
     assert PreferenceComparison(lambda prompts, pairs: [-1] * len(pairs)).score([task], ["x"]) == [None]
     with pytest.raises(RewardError, match="0, 1 or -1 for each"):
         PreferenceComparison(lambda prompts, pairs: [2] * len(pairs)).score([task], ["x"])
@@ -162,6 +163,7 @@ def test_what_fails_names_the_environment_and_its_task():
     [
         (type("Wants", (Guess,), {"__init__": lambda self, door: None}), "making .*Wants.* raised TypeError: .*'door'"),
         (type("Mute", (Guess,), {"reset": lambda self, task: None}), "an observation is a text or messages .*not None"),
+        (lambda: object(), "gives object, which has no reset and step"),
         (type("Zero", (Guess,), {"maximum": 0.0}), "maximum 0.0: the reward of a success is above 0"),
         (type("Open", (Guess,), {"maximum": None}), "maximum None"),
     ],

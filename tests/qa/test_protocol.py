@@ -17,7 +17,7 @@ from talk import TASK
 
 from memalpha.agent.prompts import order_notes
 from memalpha.agent.reader import PolicyReader
-from memalpha.config import ReaderConfig, WorldConfig
+from memalpha.config import AgentConfig, ReaderConfig, WorldConfig
 from memalpha.errors import ConfigError, DataError, EvaluationError, InvalidContent, PolicyError
 from memalpha.policy.scripted import ScriptedPolicy
 from memalpha.qa.evaluate import evaluate, run_systems
@@ -187,6 +187,12 @@ def test_the_order_of_systems_and_their_company_do_not_matter():
 
 
 CORRECT = '{"reason": "so", "verdict": "correct"}'
+
+
+def test_a_system_has_the_settings_of_the_writer():
+    used, agent = list[AgentConfig](), AgentConfig(max_new_tokens=7)
+    run(Streamed("odd", lambda task, settings: used.append(settings.agent) or _Odd([])), agent=agent)
+    assert used == [agent]
 
 
 def judging(reply) -> Judge:

@@ -156,7 +156,8 @@ def test_the_guide_leaves_nothing_of_the_user(tmp_path: Path, monkeypatch) -> No
     assert not {word for word in (b"holiday", b"555 0100", b'"ana"') if word in bytes_of(tmp_path / "users.db")}
 
 
-def test_erase_where_names_forks_and_refuses_what_holds_for_everything() -> None:
+def test_erase_where_names_forks_and_refuses_what_holds_for_everything(monkeypatch) -> None:
+    monkeypatch.setattr("memalpha.store.store._SHOWN_NAMESPACES", 1)
     store = new()
     add(store)
     store.fork("before")
@@ -345,6 +346,7 @@ def test_a_namespace_is_dropped_with_its_name(tmp_path: Path) -> None:
         store.drop_namespace("nobody")
     assert store.drop_namespace("ana-zyxomma@example.org") == 2
     assert store.namespaces() == ["default"] and not store.pending_scrub
+    assert secrets_in(path) == []
     for handle in (ana, other):
         assert handle.list() == [] == handle.search("pet") and handle.snapshot() == 0
     store.namespace("ben").add_many(["pet: dog", "pet: hen"])  # must not take the old one's place

@@ -192,6 +192,15 @@ def test_ignored_signals_and_handlers_of_others_stay():
             signal.signal(number, handler)
 
 
+def test_a_second_ctrl_c_stops_at_once():
+    done: list[str] = []
+    with pytest.raises(KeyboardInterrupt), trainer.defer_interrupt(done.append):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        done.append("went on")
+    assert done == ["Ctrl-C: finishing this step first; again to stop at once"]
+
+
 def test_sigterm_saves_as_ctrl_c_does(small):
     """Schedulers and `docker stop` send it."""
     settings = small(max_steps=50, schedule_steps=50, save_every=50)

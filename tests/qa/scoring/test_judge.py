@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from fake_policy import FakePolicy
 from hostile import HostileServer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -225,6 +226,8 @@ def test_settings_of_judges():
     judge = judging.load_judge(JudgeConfig(judges=("scripted:fixed",)))
     assert judge is judging.load_judge(JudgeConfig(judges=("scripted:fixed",)))
     assert isinstance(judge.policies[0], ScriptedPolicy)
+    judging.Judge([model := FakePolicy(lambda request: "correct")]).judge([item(1, True)])
+    assert [request.thinking_tokens for request in model.requests] == [0]
 
 
 def test_a_local_model_may_judge():

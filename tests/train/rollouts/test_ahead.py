@@ -115,7 +115,7 @@ def test_a_server_samples_ahead_and_a_crash_loses_no_group(small, policy_path, t
 
 
 def test_a_server_that_dies_ends_the_run_with_its_queue_saved_and_another_goes_on(small, policy_path):
-    shape = {**SERVED, "keep_tokens": False, "save_every": 100}
+    shape = {**SERVED, "tasks_per_step": 2, "keep_tokens": False, "save_every": 100}
     with VllmServer(policy_path) as server:
         config = small(**shape, sampler={"url": server.url, "retries": 0, "timeout": 5.0})
         take = ServerSource.take

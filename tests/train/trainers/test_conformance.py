@@ -128,6 +128,7 @@ def test_stopping_and_resuming_equals_one_go(whole, tmp_path):
     assert_same_end(whole.out, parts.out)
     one, two = (lines(run / "metrics.jsonl") for run in (whole.out, parts.out))
     assert [line["step"] for line in one] == [line["step"] for line in two] == [0, 1, 2, 3]
+    assert ("resampled" in one[0]) == ("resample_flat" in whole.changes)
     assert sum(line["grad_norm"] > 0 for line in one) > 1, "steps on both sides of a stop learnt something"
     for whole_line, line in zip(one, two, strict=True):  # an early stop validates, too
         assert {name: line[name] for name in whole_line if "second" not in name} == {
