@@ -1,19 +1,23 @@
 """`MemoryAgent` with `smol` as a system under evaluation, and keeping everything cut to as many tokens.
 
     PYTHONPATH=eval/qa memalpha eval locomo data=locomo10.json limit=2 chunk_tokens=120 \\
-      'systems=[append-only,smol,agent_system:Smol,agent_system:Newest,agent_system:Longest]'
+      'systems=[append-only,smol,agent_system:Smol,agent_system:Newest,agent_system:Longest,agent_system:Asked]'
 
 As a writer of `memalpha eval`, `smol` keeps its own words. `MemoryAgent` writes sentences of the chunk in their place
-and shows it its own, which is what a user meets (`memalpha.agent.quoting`). `Newest` and `Longest` keep whole turns,
-the last ones or those of most words, up to a share of the tokens read: KEPT_SHARE of the environment.
+and shows it its own, which is what a user meets (`memalpha.agent.quoting`). The others keep whole turns up to a share
+of the tokens read: `Newest` the last ones, `Longest` those of most words, `Asked` those that a search finds for the
+questions of other conversations. The environment gives the share, KEPT_SHARE, and a file of such questions, one a line,
+QUESTIONS.
 """
 
 from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 from memalpha import MemoryAgent, MemoryStore, load_policy
 from memalpha.policy.base import Policy
@@ -119,3 +123,17 @@ class Longest(_Cut):
     def ranked(self) -> Sequence[int]:
         """Return the numbers of the turns, longest first."""
         return sorted(range(len(self._read)), key=lambda number: -len(self._read[number][1].text.split()))
+
+
+class Asked(_Cut):
+    """Keep the turns that questions about other conversations find: the sum of 1 / rank over their first 20 hits."""
+
+    def ranked(self) -> Sequence[int]:
+        """Return the numbers of the turns, those that are asked for most first."""
+        turns, worth = [turn for _, turn in self._read], defaultdict[int, float](float)
+        search = SearchSystem("all", lambda chunk: turns, 20, self._embedder)
+        search.read(self._read[-1][0])
+        for question in Path(os.environ["QUESTIONS"]).read_text(encoding="utf-8").splitlines():
+            for rank, hit in enumerate(search.context(question), start=1):
+                worth[hit.order - 1] += 1 / rank
+        return sorted(range(len(turns)), key=lambda number: -worth[number])

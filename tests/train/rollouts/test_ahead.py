@@ -11,6 +11,7 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
+import torch
 from run_kinds import python_inputs, small_config
 from runs import lines, same, weights
 from vllm_server import VllmServer
@@ -28,6 +29,7 @@ from memalpha.train.rollouts.ahead import ScoredGroup, ServerSource, decode_grou
 from memalpha.train.rollouts.memory_tasks import TaskSource
 from memalpha.train.rollouts.weight_sync import make_sampler
 from memalpha.train.rollouts.worker import RolloutWorker
+from memalpha.train.trainers import trainer
 from memalpha.train.trainers.directory import RunDirectory
 from memalpha.train.trainers.rl import ReinforcementStep
 
@@ -115,7 +117,7 @@ def test_a_server_samples_ahead_and_a_crash_loses_no_group(small, policy_path, t
 
 
 def test_a_server_that_dies_ends_the_run_with_its_queue_saved_and_another_goes_on(small, policy_path):
-    shape = {**SERVED, "tasks_per_step": 2, "keep_tokens": False, "save_every": 100}
+    shape = {**SERVED, "tasks_per_step": 2, "keep_tokens": False, "save_every": 100, "validation_tasks": 1}
     with VllmServer(policy_path) as server:
         config = small(**shape, sampler={"url": server.url, "retries": 0, "timeout": 5.0})
         take = ServerSource.take
@@ -128,8 +130,13 @@ def test_a_server_that_dies_ends_the_run_with_its_queue_saved_and_another_goes_o
             patch.setattr(ServerSource, "take", take_after_a_fault)
             train(config)
     assert (config.out / "checkpoints" / "step-2" / "state.json").is_file(), "what is done is saved"
-    with VllmServer(policy_path) as server:
-        assert train(small(**shape, sampler={"url": server.url}))["steps"] == 4
+    with VllmServer(policy_path) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer, "_better_validation", lambda earlier, later: earlier or later)
+        summary = train(small(**shape, sampler={"url": server.url}))
+        assert summary["steps"] == 4 > summary["best_step"]
+        best = load_policy(config.out / "checkpoints" / "best").model.state_dict()
+        served = server.policy.model.state_dict()
+        assert all(torch.equal(best[name], value) for name, value in served.items()), "the best weights are evaluated"
     with pytest.raises(CheckpointError, match=r"sampling\.sampler: 'a server' there, None now"):
         RunDirectory(config.out).check_settings(small(**shape))
 
