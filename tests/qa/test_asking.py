@@ -87,6 +87,7 @@ def test_questions_that_test_memory_are_kept(tmp_path):
     [
         ("I cannot.", "the reply is no list of questions"),
         ('[{"question": "When?", "answer": "Monday"}]', "no question with answer and quote"),
+        ('[{"question": "When?", "answer": " ", "quote": "on Monday"}]', "no question with answer and quote"),
         ('["When?"]', "no question with answer and quote"),
         ('[{"question": "When?", "answer": "Monday", "quote": "next Monday"}]', "the quote is not in the chunk"),
         ('[{"question": "When?", "answer": "Friday", "quote": "on Monday"}]', "not answered from its chunk alone"),

@@ -10,7 +10,14 @@ from memalpha.config import AgentConfig, WorldConfig
 from memalpha.environments import memory_engine
 from memalpha.errors import DataError
 from memalpha.policy.scripted import ScriptedPolicy
-from memalpha.qa.memory_pairs import FAULTS, conversation_messages, memory_pairs, state_text, write_memory_pairs
+from memalpha.qa.memory_pairs import (
+    FAULTS,
+    conversation_messages,
+    memory_pairs,
+    memory_text,
+    state_text,
+    write_memory_pairs,
+)
 from memalpha.qa.memory_reward import GoldFacts
 from memalpha.store.embedding import HashEmbedder
 from memalpha.tasks.synthetic import worlds as synthetic
@@ -37,6 +44,8 @@ def truth(task, text):
 
 
 def test_the_best_memory_is_the_oracles():
+    both = [("semantic", "tea"), ("episodic", "ran")]
+    assert memory_text(both) == memory_text(both[::-1]) == "memory\nepisodic\n- ran\nsemantic\n- tea"
     pair_list = memory_engine(ScriptedPolicy("oracle"), AgentConfig(embedder="hash"), HashEmbedder(16)).roll_out(TASKS)
     best = {group.task.id: state_text(group.trajectories[0].states[-1]) for group in pair_list}
     flawless, changed_facts = 0, Counter()
