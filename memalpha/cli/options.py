@@ -21,7 +21,7 @@ from memalpha.errors import ConfigError, DataError, StoreError
 from memalpha.store.fields import check_timestamp, visible
 from memalpha.tasks.chunking import split_lines
 from memalpha.tasks.formats.chats import count_left_out, load_exports
-from memalpha.tasks.formats.message_tables import find_columns
+from memalpha.tasks.formats.message_tables import find_columns, find_fields
 from memalpha.tasks.formats.messages import holds_conversations, is_message_file, is_messages, load_messages
 from memalpha.text_files import decode_text, parse_json_or_none
 from memalpha.text_files import read_text as read_text_file
@@ -276,7 +276,7 @@ def _is_read_as_json(file: Path) -> bool:
     first = parse_json_or_none(data if file.suffix == ".json" else data.lstrip().partition(b"\n")[0])
     row = first[0] if isinstance(first, list) and first else first
     has_chunks = isinstance(row, Mapping) and is_messages(row.get("chunks"))
-    return has_chunks or holds_conversations(first) or is_message_file(file)
+    return has_chunks or holds_conversations(first) or is_message_file(file) or find_fields(row) is not None
 
 
 def _read_file(file: Path, name: str, timestamp: str | None, size: int, exact_times: bool) -> list[Chunk]:
@@ -287,9 +287,7 @@ def _read_file(file: Path, name: str, timestamp: str | None, size: int, exact_ti
             f"{file}: is a folder: name one file at a time; memalpha data prepare {quote(str(file))} chats.jsonl makes "
             "one file of exported chats, which memalpha read --namespaces task reads"
         )
-    suffix, tasks = file.suffix.lower(), None
-    if suffix not in (".jsonl", ".ndjson"):
-        tasks = load_exports(file, size=size, exact_times=exact_times)
+    suffix, tasks = file.suffix.lower(), load_exports(file, size=size, exact_times=exact_times)
     if tasks is None and suffix in (".json", ".jsonl") and is_message_file(file):
         return load_messages(file, timestamp=timestamp, size=size, exact_times=exact_times)
     if tasks is None and suffix in (".json", ".jsonl", ".ndjson", ".csv", ".tsv") and holds_tasks(file):
@@ -297,7 +295,7 @@ def _read_file(file: Path, name: str, timestamp: str | None, size: int, exact_ti
     if tasks is not None:
         if len(tasks) > 1:
             number, remedy = f"{len(tasks)} conversations", "--namespaces task"
-            if suffix != ".jsonl" or tasks[0].meta.get("source") == "messages":
+            if suffix != ".jsonl" or tasks[0].meta.get("source") in ("messages", "table"):
                 remedy = f"memalpha data prepare {quote(name)} chats.jsonl, then read chats.jsonl {remedy},"
             print_note(f"{name}: its {number} go into one namespace; {remedy} gives each its own")
         if left_out := format_left_out(count_left_out(tasks)):

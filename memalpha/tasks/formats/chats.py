@@ -23,7 +23,7 @@ from memalpha.tasks.formats.files import require_field
 from memalpha.tasks.formats.jsonl import find_problems, iterate_lines, parse_unique
 from memalpha.tasks.formats.kakaotalk import read_day_text
 from memalpha.tasks.formats.mail import is_mail, read_mails
-from memalpha.tasks.formats.message_tables import find_columns, read_table
+from memalpha.tasks.formats.message_tables import find_columns, find_fields, read_objects, read_table
 from memalpha.tasks.formats.messages import (
     ExportedConversation,
     Utterance,
@@ -93,6 +93,8 @@ def load_message_lines(path: Path) -> list[Task] | None:
         DataError: A line is no such object, holds no words or the id of another, or a message is invalid; the error
             names line and field.
     """
+    if tasks := load_exports(path):
+        return [with_turn_ids(task) for task in tasks]
     first = parse_json_or_none(next((line for _, line in iterate_lines(path)), b""))
     has_messages = isinstance(first, Mapping) and "chunks" not in first and isinstance(first.get("messages"), list)
     if not has_messages and not holds_conversations(first):
@@ -229,6 +231,11 @@ def load_exports(
     if path.suffix.lower() in (".csv", ".tsv"):
         columns = find_columns(path)
         return pack(read_table(path, columns, dates)) if columns else None
+    if path.suffix.lower() in (".jsonl", ".ndjson"):
+        if (columns := find_fields(parse_json_or_none(next((line for _, line in iterate_lines(path)), b"")))) is None:
+            return None
+        places = ((f"{path}:{number}", line) for number, line in iterate_lines(path))
+        return pack(read_objects(((place, parse_json(line, place)) for place, line in places), path, columns, dates))
     if is_mail(path):
         return pack_one("mail", read_mails(path, left_out))
     text = read_text(path)
@@ -250,6 +257,10 @@ def load_exports(
         return pack_one(source, read_messages(value["messages"], path, left_out))
     if isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or chat_json.is_messenger_chat(value)):
         return pack(chat_json.read_messenger(value, path))
+    messages = value.get("messages") if isinstance(value, Mapping) else value
+    if is_messages(messages) and (columns := find_fields(messages[0])):
+        placed = ((f"{path}: message {number}", message) for number, message in enumerate(messages))
+        return pack(read_objects(placed, path, columns, dates))
     return None
 
 

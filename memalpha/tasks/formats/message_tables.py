@@ -1,7 +1,7 @@
-"""Tables of messages (`.csv`, `.tsv`).
+"""Tables of messages (`.csv`, `.tsv`), and JSON objects with the same fields: `{"sender": "Ana", "text": "Hi"}`.
 
-The columns of speakers, words, times and conversations are known by their
-names (`_COLUMNS`, of seven languages); a conversation is a task. Beside `sender` or `sender_name`, ids in `sender_id`
+The columns of speakers, words, times and conversations are known by their names (`_COLUMNS`, of seven languages); a
+conversation is a task. Beside `sender` or `sender_name`, ids in `sender_id`
 tell people apart. Messages that stand newest first are put in the order of time. The order of the numbers in its dates
 is decided like WhatsApp's.
 """
@@ -11,21 +11,22 @@ from __future__ import annotations
 import csv
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from memalpha.errors import DataError
 from memalpha.tasks.chunking import read_time
-from memalpha.tasks.formats.files import iter_csv_rows, open_text
+from memalpha.tasks.formats.files import iter_csv_rows, open_text, require_field
 from memalpha.tasks.formats.messages import ExportedConversation, SpeakerNames, Utterance, one_line
 from memalpha.tasks.formats.whatsapp import DATE_ORDERS, SPACES, TIME, DatedMessage, read_head, resolve_times
 from memalpha.types import parse_iso_time
 
 _COLUMNS = {
-    "speaker": "sender from author speaker user username sender_name from_name absender von autor verfasser benutzer "
-    "remitente de usuario expéditeur auteur mittente da autore remetente afzender name",
+    "speaker": "sender from author speaker user username sender_name sender_full_name from_name absender von autor "
+    "verfasser benutzer remitente de usuario expéditeur auteur mittente da autore remetente afzender name",
     "text": "message text content body message_text nachricht inhalt mensaje texto contenido contenu messaggio testo "
     "mensagem conteúdo bericht",
     "day": "timestamp datetime date_time date/time date sent_at created_at message_date sent datum zeitstempel "
@@ -52,32 +53,74 @@ def find_columns(path: Path) -> dict[str, str] | None:
     with open_text(path) as file, suppress(UnicodeError):  # whoever reads it says where
         first_line = file.readline(csv.field_size_limit())  # a longer field is an error
     for mark in ",;\t":
-        header = next(csv.reader([first_line], delimiter=mark), [])
-        names = {re.sub("[ _-]+", "_", name.strip().lower()): name.strip() for name in header}
-        columns = {kind: names[w] for kind, words in _COLUMNS.items() for w in words.split()[::-1] if w in names}
-        stem = re.sub("_?name$", "", re.sub("[ _-]+", "_", columns.get("speaker", "").lower()))
-        if (id_column := names.get(f"{stem}_id", names.get(f"{stem}id"))) and stem:
-            columns["id"] = id_column
-        is_named = columns.get("speaker", "").lower() != "name" or "day" in columns  # things have names, too
-        if columns.keys() >= {"speaker", "text"} and is_named and _TASK_COLUMNS.isdisjoint(names):
+        if columns := _match_columns(next(csv.reader([first_line], delimiter=mark), [])):
             return {"separator": mark, **columns}
     return None
 
 
-def read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> list[ExportedConversation]:
-    """Return the conversations of a table of messages.
+def find_fields(message: object) -> dict[str, str] | None:
+    """Return the fields of a JSON object as `find_columns` does; None for another value, and for one with a role."""
+    if not isinstance(message, Mapping) or {"role", "chunks"} & message.keys():
+        return None
+    columns = _match_columns(list(map(str, message)))
+    is_flat = columns and not any(isinstance(message[name], list | Mapping) for name in columns.values())
+    return columns if is_flat else None
 
-    Args:
-        path: The file.
-        columns: Its columns (`find_columns`).
-        dates: Order of the dates, "day-first" or "month-first"; None decides over the whole file.
+
+def _match_columns(header: Sequence[str]) -> dict[str, str] | None:
+    names = {re.sub("[ _-]+", "_", name.strip().lower()): name.strip() for name in header}
+    columns = {kind: names[w] for kind, words in _COLUMNS.items() for w in words.split()[::-1] if w in names}
+    stem = re.sub("_?name$", "", re.sub("[ _-]+", "_", columns.get("speaker", "").lower()))
+    if (id_column := names.get(f"{stem}_id", names.get(f"{stem}id"))) and stem:
+        columns["id"] = id_column
+    is_named = columns.get("speaker", "").lower() != "name" or "day" in columns  # things have names, too
+    is_table = columns.keys() >= {"speaker", "text"} and is_named and _TASK_COLUMNS.isdisjoint(names)
+    return columns if is_table else None
+
+
+def read_table(path: Path, columns: Mapping[str, str], dates: str | None) -> list[ExportedConversation]:
+    """Return the conversations of a table of messages; arguments as of `read_rows`, with the separator.
 
     Raises:
         DataError: A row is ragged, or a time has no known form.
     """
-    used = [name for kind, name in columns.items() if kind != "separator"]
+    used = {kind: name for kind, name in columns.items() if kind != "separator"}
+    return read_rows(list(iter_csv_rows(path, list(used.values()), columns["separator"])), path, used, dates)
+
+
+def read_objects(
+    objects: Iterable[tuple[str, Any]], path: Path, columns: Mapping[str, str], dates: str | None
+) -> list[ExportedConversation]:
+    """Return the conversations of JSON objects, each with its place; the other arguments are those of `read_rows`.
+
+    Raises:
+        DataError: One is no object with a text for speaker and words, or a time has no known form.
+    """
+    rows = []
+    for place, value in objects:
+        for kind in ("speaker", "text"):
+            require_field(value, columns[kind], (str, int), place)
+        rows.append((place, {name: "" if cell is None else str(cell) for name, cell in value.items()}))
+        rows[-1][1].update({name: "" for name in columns.values() if name not in value})
+    return read_rows(rows, path, columns, dates)
+
+
+def read_rows(
+    rows: Sequence[tuple[str, Mapping[str, str]]], path: Path, columns: Mapping[str, str], dates: str | None
+) -> list[ExportedConversation]:
+    """Return the conversations of rows.
+
+    Args:
+        rows: Place and cells by column.
+        path: The file.
+        columns: Its columns (`find_columns`, `find_fields`).
+        dates: Order of the dates, "day-first" or "month-first"; None decides over the whole file.
+
+    Raises:
+        DataError: A time has no known form.
+    """
+    used = list(columns.values())
     speakers = SpeakerNames()
-    rows = list(iter_csv_rows(path, used, columns["separator"]))
     days, clocks = (
         [row[columns[kind]].strip() if kind in columns else "" for _, row in rows] for kind in ("day", "clock")
     )
@@ -146,7 +189,7 @@ def read_cells(cells: Sequence[str], places: Sequence[str], path: Path, dates: s
         try:
             if (match := head or TIME.fullmatch(f"{plain} 0:00")) is None:
                 raise DataError(f"{location}: {cell!r} is no date or time in a known form (2024-05-24 21:05)")
-            message = read_head(match, int(location.rpartition(":")[2]), location)
+            message = read_head(match, int(re.findall(r"\d+", location)[-1]), location)
             if not any(map(message.read_time, DATE_ORDERS)):
                 raise DataError(f"{location}: there is no date {cell}: write years first with four digits")
             messages[index] = message, head is not None

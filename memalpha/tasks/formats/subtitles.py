@@ -14,7 +14,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 _CLOCK = r"(?:\d+:)?\d{1,2}:\d{2}"
-_CUE = re.compile(rf"^[ \t]*{_CLOCK}[,.]\d{{3}} +--> +{_CLOCK}[,.]\d{{3}}.*\n?", re.MULTILINE)
+_INSTANT = r"(?:\d+:)?\d{1,2}:\d{1,2}[,.]\d{1,3}"  # Teams writes 0:0:2.32, too
+_CUE = re.compile(rf"^[ \t]*{_INSTANT} +--> +{_INSTANT}.*\n?", re.MULTILINE)
 _START = re.compile(rf"\s*(?:WEBVTT\b|\d+ *\n{_CUE.pattern})", re.MULTILINE)
 _VOICE = re.compile(r"<v(?:\.\S*)? +([^<>\s][^<>\n]*)>")
 _TAG = re.compile(

@@ -3,9 +3,11 @@
 **WhatsApp** on a phone writes two forms: `[24/05/2024, 21:05:09] Ana: text` (iOS) and `24/05/2024, 21:05 - Ana: text`
 (Android). Order, separators, seconds and the 12-hour clock follow the phone's language. A line without such a head
 continues the message before it. Left out are lines of the app (no name, or text behind a U+200E), placeholders of
-media, and up to five lines before the first message. Whether the day or the month comes first is decided over the whole
-file: by a number above 12, by the order of the messages, or by dots (the day). If both readings fit, the file is
-refused, and `dates=` says which holds.
+media, and some lines before the first message. Other apps write the same heads with the name alone behind them
+and the words below (Discord, QQ, Teams), or with the name as `<ana>` or between tabulators (IRC).
+
+Whether the day or the month comes first is decided over the whole file: by a number above 12, by the order of the
+messages, or by dots (the day). If both readings fit, the file is refused, and `dates=` says which holds.
 
 WhatsApp names media, deleted and edited messages in the phone's language. Nine languages are known; on an iPhone the
 others count as notices.
@@ -43,16 +45,22 @@ _MOMENT = (
 _MORNING = ("a", "π", "ص", "ق", "pg", "sa", "öö", "오전", "午前", "上午", "凌晨", "清晨", "早上")
 """How the names of hours before noon begin; those of the others are afternoon or evening, or noon itself."""
 TIME = re.compile(_MOMENT, re.IGNORECASE)
-_HEADS = tuple(re.compile(form % _MOMENT, re.IGNORECASE) for form in (r"\[%s\] ?", "%s [-\u2013] "))
+_HEADS = tuple(
+    re.compile(form % _MOMENT, re.IGNORECASE)
+    for form in (r"\[%s\] ?", "%s [-\u2013] ", r"%s(?:\t| (?=<\S)| (?=[^\d:<-][^:]{0,60}$))")
+)
 # A quotation that ends before the colon is part of a name; others are of a notice: Ana created group "Trip: Rome".
 _NAME = re.compile(
     '((?:[^:"\u201c-\u201e\u00ab\u00bb]|"[^:"]*"|[\u201c-\u201e][^:\u201c-\u201e]*[\u201c\u201d]|'
     "\u00ab[^:\u00ab\u00bb]*\u00bb){1,80}):(?: |$)"
 )
+_NICK = re.compile(r"<[ @+%&~]?([^\s<>]{1,40})>(?: |$)|[@+%&~]?(?=[^\t]*[^\W\d_])([\w\[\]{}`^|\\][^\t:]{0,40})\t")
+"""What stands for a name and its colon in logs of IRC: `<ana> text`, or between tabulators."""
 _LEVEL = re.compile(
     r"\b(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\[(?:info|warn|warning|error)\]"
 )
 """What stands for a name in the log of a program."""
+_NO_NAME = re.compile(f":|.{{61}}|{_LEVEL.pattern}")
 _LEFT_OUT_WORDS = (
     r"(?:omitted|(?:weg|aus)gelassen|omitid[oa]|ocultad[oa]|omise?|absente?|omess[oa]|weggelaten|отсутствует|"
     r"пропущен\w?|dahil edilmedi)"
@@ -138,7 +146,9 @@ def read_whatsapp(text: str, path: Path, dates: str | None) -> ExportedConversat
 
 
 def is_chat_text(text: str, *, any_names: bool) -> bool:
-    """Return True if a text begins with a message, or with up to five lines before messages that are most of the rest.
+    """Return True if a text begins with a message, or with a few lines before messages that are most of the rest.
+
+    These are up to five lines, or eight where names stand alone behind the times.
 
     Args:
         text: The text.
@@ -146,6 +156,8 @@ def is_chat_text(text: str, *, any_names: bool) -> bool:
             messages need names.
     """
     lines = [line for line in text.split("\n") if line.strip()]
+    if any(map(_match_head, lines[:9])) and _names_alone(_split_messages(text)):
+        return True
     if not any(map(_match_head, lines[:6])):
         return False
     heads = [(n, line, match.end()) for n, line in enumerate(lines) if (match := _match_head(line))]
@@ -165,8 +177,17 @@ def _match_head(line: str) -> re.Match[str] | None:
 
 
 def _parse(text: str, location: str) -> Iterator[DatedMessage]:
-    """Yield the messages; only heads of the first one's form, with its separators, begin another."""
-    entries: list[tuple[int, re.Match[str], list[str]]] = []  # number of its first line, head, lines
+    """Yield the messages."""
+    entries = _split_messages(text)
+    names = _names_alone(entries)
+    for (number, head, lines), name in zip(entries, names or [""] * len(entries), strict=True):
+        words = [f"{name}: {lines[1]}", *lines[2:]] if name else lines
+        yield read_head(head, number, f"{location}:{number}", "\n".join(words))
+
+
+def _split_messages(text: str) -> list[tuple[int, re.Match[str], list[str]]]:
+    """Return line number, head and lines of the messages; only heads of the first one's form begin another."""
+    entries: list[tuple[int, re.Match[str], list[str]]] = []
     first = None
     for number, line in enumerate(text.split("\n"), 1):
         match = _match_head(line)
@@ -175,8 +196,18 @@ def _parse(text: str, location: str) -> Iterator[DatedMessage]:
             entries.append((number, match, [_after_head(line, match.end())]))
         elif entries:
             entries[-1][2].append(line)
-    for number, head, lines in entries:
-        yield read_head(head, number, f"{location}:{number}", "\n".join(lines))
+    return entries
+
+
+def _names_alone(entries: Sequence[tuple[int, re.Match[str], Sequence[str]]]) -> list[str]:
+    """Return the name that stands alone behind each head, or ""; nothing if most have none, or nobody speaks twice."""
+    plain = [(_MARKS.sub("", lines[0]).strip(), "".join(lines[1:2]).strip()) for _, _, lines in entries]
+    is_name = [bool(name and words) and not _NO_NAME.search(name) for name, words in plain]
+    named = [name for (name, _), fits in zip(plain, is_name, strict=True) if fits]
+    repeats = 2 if entries and entries[0][1].re is _HEADS[2] else 1  # a diary or a timetable has no brackets
+    if 2 * len(named) <= len(plain) or repeats * len(set(named)) > len(named) - (repeats == 1):
+        return []
+    return [name if fits else "" for (name, _), fits in zip(plain, is_name, strict=True)]
 
 
 def read_head(head: re.Match[str], number: int, location: str, text: str = "") -> DatedMessage:
@@ -209,7 +240,9 @@ def _after_head(line: str, length: int) -> str:
     while length:
         length -= not _MARKS.match(line[position])
         position += 1
-    return line[position:]
+    rest = line[position:]
+    nick = _NICK.match(rest)
+    return f"{nick[1] or nick[2]}: {rest[nick.end() :]}" if nick else rest
 
 
 def _read_message(text: str, left_out: Counter[str]) -> tuple[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from memalpha import load_tasks
 from memalpha.cli.options import read_chunks
 from memalpha.errors import DataError
+from memalpha.tasks.formats.message_tables import find_fields
 from memalpha.tasks.formats.messages import SpeakerNames
 
 
@@ -30,13 +33,31 @@ def read(path: Path, text: str, **options):
         ('"User","Sent at","Content"', ("May 24, 2024, 21:05:00", "May 25, 2024, 08:00:00")),
     ],
 )
-def test_columns_of_many_names(tmp_path, header, times):
+def test_columns_and_fields_of_many_names(tmp_path, header, times):
     mark = next(mark for mark in ",;\t" if mark in header)
     rows = [("Ana", times[0], "I moved,\nto Porto."), ("Bo", times[1], "Why;\twhen?")]
     lines = [header, *(mark.join(f'"{cell}"' for cell in row) for row in rows)]
     [task], turns = read(tmp_path / "chat.csv", "\n".join(lines))
     assert turns == [("2024-05-24T21:05", "Ana", rows[0][2]), ("2024-05-25T08:00", "Bo", rows[1][2])]
     assert (task.id, task.meta, task.chunks[0].turns[0].id) == ("chat", {"source": "table"}, "0.0")
+    objects = [dict(zip(re.findall(r"[A-Z_a-z ]+", header), row, strict=True)) for row in rows]
+    for name, value in {"list.json": objects, "held.json": {"title": "x", "messages": objects}}.items():
+        assert read(tmp_path / name, json.dumps(value))[1] == turns
+    assert read(tmp_path / "lines.jsonl", "\n".join(map(json.dumps, objects)))[1] == turns
+    assert [c.timestamp for c in read_chunks(tmp_path / "lines.jsonl", None)] == [turn[0] for turn in turns]
+
+
+def test_objects_that_are_no_messages_of_people(tmp_path):
+    """Roles are of chat APIs, nested fields of other exports; what is wrong in a later object is named."""
+    first = {"speaker": 7, "text": "Hi", "timestamp": 1716584700, "likes": [1]}
+    text = json.dumps([first, {"speaker": None, "text": "Ho"}])
+    with pytest.raises(DataError, match=r"a\.json: message 1: field 'speaker' is missing or not str or int"):
+        read(tmp_path / "a.json", text)
+    [task], turns = read(tmp_path / "b.json", json.dumps([first]))
+    assert turns == [("2024-05-24T21:05:00", "7", "Hi")] and task.meta["left_out"] == {"other cells": 1}
+    for other in ({"role": "user", "name": "Ana", "content": "Hi", "timestamp": "2024-05-24"}, {"chunks": []}):
+        assert find_fields(other) is None
+    assert find_fields({"sender": {"name": "Ana"}, "text": "Hi"}) is None
 
 
 def test_days_clocks_chats_and_what_is_left_out(tmp_path):

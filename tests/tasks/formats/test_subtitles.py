@@ -26,7 +26,7 @@ def cue(number: int, words: str, point: str = ".") -> str:
         (
             "teams.vtt",
             "\ufeffWEBVTT\n\nNOTE made by Teams\n\n"
-            + cue(1, "<v Ana Silva>I moved to\nPorto</v>")
+            + cue(1, "<v Ana Silva>I moved to\nPorto</v>").replace("00:00:01.000", "0:0:1.0")
             + cue(2, "<v Ana Silva>last week.</v>\n<v.loud Bo><i>Where: to?</i></v>"),
         ),
         (

@@ -153,6 +153,27 @@ def test_a_chat_of_any_ending_may_begin_with_some_lines_of_the_app(tmp_path, nam
     assert task.meta.get("left_out", {}) == ({"lines before the first message": lines} if lines else {})
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Guild: Trip\n\n[24/5/2024 21:05] Ana\nI moved\nto Porto.\n\n[24/5/2024 21:06] Bo\nIn: May?\n\n"
+        "[25/5/2024 9:00] Ana\nNo.\n",
+        "Record\n===\nGroup: A\n===\nWith: B\n===\n2024-05-24 21:05 Ana\nI moved\nto Porto.\n\n"
+        "2024-05-24 21:06 Bo\nIn: May?\n\n"
+        "2024-05-25 9:00 Ana\nNo.\n\n2024-05-25 9:01 Bo\nOh.\n",
+        "2024-05-24 21:05 <Ana> I moved\nto Porto.\n2024-05-24 21:06 <@Bo> In: May?\n2024-05-25 9:00 <Ana> No.\n",
+        "2024-05-24 21:05\t@Ana\tI moved\nto Porto.\n2024-05-24 21:06\tBo\tIn: May?\n2024-05-25 9:00\tAna\tNo.\n"
+        "2024-05-25 9:00\t-->\tCai (~c@x) has joined\n",
+    ],
+)
+def test_names_stand_alone_behind_the_time_or_as_in_irc(tmp_path, text):
+    assert chat(tmp_path, text)[:3] == [
+        ("2024-05-24T21:05", "Ana", "I moved\nto Porto."),
+        ("2024-05-24T21:05", "Bo", "In: May?"),
+        ("2024-05-25T09:00", "Ana", "No."),
+    ]
+
+
 def test_a_new_group_has_more_notices_than_messages(tmp_path):
     head = "24/05/2024, 21:05 - "
     notices = f'{head}Not even WhatsApp can read them.\n{head}Ana created group "Trip"\n{head}Bo joined\n' * 2
@@ -173,6 +194,9 @@ def test_a_new_group_has_more_notices_than_messages(tmp_path):
         ("diary.txt", f"My diary\nBo showed me this:\n{CHAT}I was glad.\nThen I slept.\nNext day it rained.\n"),
         ("diary.txt", "My diary\n24/05/2024, 21:05 - Trip: we went to the sea.\n"),
         ("diary.txt", "A day.\n" * 6 + CHAT),
+        ("diary.txt", "2024-05-24 21:05 Rome\nSun.\n\n2024-05-25 21:05 Rome\nRain.\n\n2024-05-26 21:05 Bari\nSea.\n"),
+        ("app.txt", "2024-05-24 21:05 INFO up\na\n2024-05-24 21:06 INFO up\nb\n2024-05-24 21:07 INFO up\nc\n"),
+        ("data.txt", "2024-05-24 21:05\t1.5\t2\n2024-05-24 21:06\t1.5\t2\n"),
         ("diary.txt", "24/05/2024, 21:05 - Rain.\n25/05/2024, 21:05 - Trip: the sea.\n26/05/2024, 21:05 - Rain.\n"),
     ],
 )
