@@ -579,7 +579,7 @@ def _stems(text: str, language: str = "english") -> set[str]:
     stem_word = stem if language == "english" else Stemmer.Stemmer(language).stemWord
     stems = {stem_word(word) for word in content if language == "english" or len(word) > 1 or word.isdigit()}
     if language == "german":  # "wohnt" as "wohne", "Annas" as "Anna"
-        stems = {re.sub("(?<=..)[st]$", "", word) for word in stems}
+        stems = {re.sub("(?<=...)[st]$", "", word) for word in stems}
     if UNSPACED.search(text):  # where nothing parts words, pairs of characters
         stems.update(word for word in lexical.words(text) if len(word) > 1)
     return stems
