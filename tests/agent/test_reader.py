@@ -400,7 +400,12 @@ def test_the_copier_follows_the_rule_on_conflicts():
 
 
 CHATS = {
-    "German": ("Anna: Ich wohne jetzt in Hamburg.", "Ben: Mein Hund heißt Bruno.", "Anna: Ich esse kein Fleisch."),
+    "German": (
+        "Anna: Ich wohne jetzt in Hamburg.",
+        "Ben: Mein Hund heißt Bruno.",
+        "Anna: Ich esse kein Fleisch.",
+        "Anna: Ich koche als Azubi.",
+    ),
     "Spanish": ("Ana: Vivo en Valencia.", "Luis: Mi perro es Toby, el mejor.", "Luis: La boda es el 20 de septiembre."),
     "French": ("Claire: J'ai adopté un chiot.", "Claire: Le mariage est le 12 juin.", "Hugo: J'étudie la médecine."),
     "Italian": ("Giulia: Abbiamo prenotato il volo.", "Marco: Il mio gatto è Micio.", "Giulia: Suono il violino."),
@@ -426,6 +431,7 @@ def chat(language: str) -> RetrievedMemory:
         ("German", "Wo wohnt Anna?", "Ich wohne jetzt in Hamburg."),
         ("German", "Wie heißt Bens Hund?", "Mein Hund heißt Bruno."),
         ("German", "Isst Ben Fleisch?", "unknown"),
+        ("German", "Wie alt ist Anna?", "unknown"),
         ("German", "Wer ist Claudia?", "unknown"),
         ("Spanish", "¿Dónde vive Ana?", "Vivo en Valencia."),
         ("Spanish", "¿Come carne Luis?", "unknown"),
