@@ -131,6 +131,14 @@ def test_a_request_cannot_wait_for_a_later_one(inline):
             future.result(10)
 
 
+def test_ctrl_c_in_an_inline_request_interrupts_its_caller():
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Pipeline(inline=True) as pipeline:
+        pipeline.submit("request", interrupted)
+
+
 def test_close_finishes_all_requests_and_refuses_new_ones(inline):
     pipeline = Pipeline(inline=inline)
     futures = [pipeline.submit("request", lambda i=i: i) for i in range(20)]

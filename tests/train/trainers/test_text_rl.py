@@ -13,6 +13,7 @@ from runs import lines, same, weights
 
 from memalpha.config import TextConfig, build_config, training_config
 from memalpha.errors import CheckpointError, ConfigError, DataError, RewardError
+from memalpha.policy.load import load_policy
 from memalpha.rewards.environments import MultiObjective
 from memalpha.train.api import train
 from memalpha.train.rollouts.text_tasks import TextTaskSource, build_environment
@@ -200,6 +201,14 @@ def test_replies_of_which_nothing_can_be_said_are_left_out(text, changes):
     assert len(turns) == sum(12 - line["unscored"] for line in metrics)
     with pytest.raises(RewardError, match="no reward function applies to any of 4 replies"):
         run(text(out=str(text().out) + "-none"), rewards=[lambda completions: [None] * len(completions)])
+
+
+def test_a_prompt_that_leaves_no_room_for_a_reply_is_named(text):
+    policy = load_policy(text().policy)
+    prompt = "a " * (((policy.positions or 0) - 64) * 100 // policy.count_tokens("a " * 100))
+    tasks = [*text_tasks(20), text_tasks(1)[0].model_copy(update={"id": "long", "prompt": prompt})]
+    with pytest.raises(DataError, match=r"^data: the prompt of task 'long' has \d+ tokens, .* has room for \d+"):
+        run(text(max_new_tokens=64), tasks=tasks)
 
 
 def test_held_out_prompts_are_not_trained_on(text):
