@@ -176,6 +176,8 @@ def read_call(value: Any, raw: str) -> ToolCall:
             return malformed_call(raw)
         if arguments == encoded:  # a bare word
             return malformed_call(raw)
+    while isinstance(arguments, Mapping) and len(arguments) == 1 and isinstance(_arguments(arguments), Mapping):
+        arguments = _arguments(arguments)  # no parameter takes an object: a model wrapped them twice
     arguments = {} if arguments is None or arguments == "" else arguments
     is_flat = not value.keys() <= {"name", "id", "type", "index", *_ARGUMENTS} and not arguments
     if not isinstance(name, str) or not name or not isinstance(arguments, Mapping) or is_flat:

@@ -67,6 +67,7 @@ INSERT = {"content": "it's {odd}"}
         '{"name": "f", "input": {"content": "it\'s {odd}"}}</tool_call>',
         '{"name": "f", "arguments": "{\\"content\\": \\"it\'s {odd}\\"}"}</tool_call>',
         '{"type": "function", "function": {"name": "f", "arguments": {"content": "it\'s {odd}"}}}</tool_call>',
+        '{"name": "f", "arguments": {"args": {"content": "it\'s {odd}"}}}</tool_call>',
     ],
 )
 def test_tolerated_forms(body):
