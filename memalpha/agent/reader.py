@@ -490,11 +490,10 @@ class QuotingReader(ExtractiveReader):
         is_english = not _ENGLISH.isdisjoint(_WORD.findall(question.lower()))
         if not is_english:
             names = {name for entry in entries for name in _stems(entry.speaker or "", language)}
-            asked = [words for words in (question_stems & names, question_stems - names) if words]
+            topic = {word for word in question_stems - names if not _HIRAGANA.fullmatch(word)}
+            asked = [words for words in (question_stems & names, topic or question_stems - names) if words]
             read = [(entry, _stems(entry.content, language)) for entry in entries]
             entries = [entry for entry, stems in read if all(words & stems for words in asked)]
-            if language == "english" and not entries:  # or a language without a table
-                entries = [entry for entry, stems in read if question_stems & stems]
         spans = find_answers(question, [entry.content for entry in entries], order_of(entries))
         if sum(span.chance for span in spans) <= 1 - (NOTHING if is_english or not question_stems else NOTHING_FOREIGN):
             return noted or ABSTAIN
@@ -553,6 +552,7 @@ def mark_conflicts(answers: Sequence[Answer], items: Sequence[Reading]) -> list[
 
 
 _WORD = re.compile(r"\w+")
+_HIRAGANA = re.compile("[\u3041-\u309f]+")  # endings and particles beside kanji and katakana
 _FUNCTION_WORDS = {name: frozenset(text.split()) for name, text in load_shipped_yaml("function_words.yaml").items()}
 
 

@@ -412,6 +412,9 @@ CHATS = {
     "Portuguese": ("Rita: Moro em Coimbra.", "Rui: O meu gato é o Pompom.", "Rita: Trabalho num banco."),
     "Turkish": ("Deniz: Ben Ankara'da oturuyorum, evimiz küçük.", "Ali: Kedimin ismi Pamuk.", "Deniz: Çok yorgunum."),
     "Russian": ("Анна: Я работаю в школе.", "Борис: Я учу испанский.", "Анна: Мы получили ключи."),
+    "Japanese": ("美咲: 先週、京都へ引っ越しました。", "健太: うちの犬はポチです。", "美咲: りんごがすき。"),
+    "Chinese": ("小美: 我三月搬到了成都。", "阿强: 我家的猫叫菲菲。"),
+    "Korean": ("지우: 나는 부산으로 이사했어.", "민호: 나는 병원에서 일해."),
 }
 
 
@@ -448,6 +451,14 @@ def chat(language: str) -> RetrievedMemory:
         ("Russian", "Где работает Анна?", "Я работаю в школе."),
         ("Russian", "Ест ли Борис мясо?", "unknown"),
         ("Russian", "Когда получили ключи?", "Мы получили ключи. (2026-05-17)"),
+        ("Japanese", "健太の犬の名前は何ですか?", "うちの犬はポチです。"),
+        ("Japanese", "美咲はどこで働いていますか?", "unknown"),
+        ("Japanese", "美咲はいつ結婚しますか?", "unknown"),
+        ("Japanese", "りんごはすき?", "りんごがすき。"),
+        ("Chinese", "阿强的猫叫什么名字?", "我家的猫叫菲菲。"),
+        ("Chinese", "阿强开什么车?", "unknown"),
+        ("Korean", "지우는 어디로 이사했어?", "나는 부산으로 이사했어."),
+        ("Korean", "민호는 무슨 차를 타?", "unknown"),
     ],
 )
 def test_other_languages_have_function_words_forms_and_days(language, question, answer):
