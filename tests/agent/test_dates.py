@@ -402,6 +402,8 @@ def test_dates_written_in_a_language_are_read_back(question, written, month, ago
         ("Quand a-t-il vu le dentiste ?", "Il a vu le dentiste vendredi dernier", "vendredi avant le 8 mai 2024"),
         ("Quando si è trasferita?", "Si è trasferita due settimane fa", "24 aprile 2024"),
         ("Quando é a festa?", "A festa é amanhã às 20h", "9 de maio de 2024 às 20h"),
+        ("Quando é a festa?", "A festa é no dia 1.º de junho", "1 de junho de 2024"),
+        ("Когда праздник?", "Праздник 3-го июня", "3 июня 2024"),  # noqa: RUF001
         ("Wann war er da?", "Gestern Abend, nicht am Morgen", "7. Mai 2024"),
         ("Когда Катя вышла замуж?", "Она вышла замуж 15 февраля", "15 февраля 2024"),
         ("Когда он уволился?", "Две недели назад он уволился, но вчера был здесь", "24 апреля 2024"),
