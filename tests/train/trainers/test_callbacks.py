@@ -28,6 +28,9 @@ class Recorder(TrainerCallback):
         assert kwargs["model"] is not None and kwargs["processing_class"] is not None
         self._note("begin", state, state.max_steps)
 
+    def on_step_begin(self, args, state, control, **kwargs):
+        self._note("step begins", state)
+
     def on_step_end(self, args, state, control, metrics, **kwargs):
         self._note("step", state, metrics)
         control.should_save = state.global_step == self.save_at
@@ -48,8 +51,8 @@ def test_events_come_in_order_with_what_they_need(small):
     settings = small(max_steps=2)
     summary = train(settings, callbacks=[recorder], on_step=lines.append)
     assert recorder.events == [
-        *(("begin", 0), ("evaluate", 0), ("save", 0), ("step", 1)),
-        *(("evaluate", 2), ("step", 2), ("save", 2), ("end", 2)),
+        *(("begin", 0), ("evaluate", 0), ("save", 0), ("step begins", 0), ("step", 1)),
+        *(("step begins", 1), ("evaluate", 2), ("step", 2), ("save", 2), ("end", 2)),
     ]
     written = [json.loads(line) for line in (settings.out / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1] and lines == recorder.values["step"]
@@ -58,7 +61,7 @@ def test_events_come_in_order_with_what_they_need(small):
     assert all((path / "model.safetensors").is_file() for path in recorder.values["save"])
     assert recorder.values["end"] == [summary] and recorder.values["begin"] == [2]
     assert train(settings, callbacks=[recorder]) == json.loads((settings.out / "summary.json").read_text())
-    assert len(recorder.events) == 8, "a finished run has no events"
+    assert len(recorder.events) == 10, "a finished run has no events"
 
 
 def test_a_callback_stops_a_run_and_saves_and_the_same_command_resumes(small):
