@@ -296,7 +296,8 @@ def _read_file(file: Path, name: str, timestamp: str | None, size: int, exact_ti
         if len(tasks) > 1:
             number, remedy = f"{len(tasks)} conversations", "--namespaces task"
             if suffix != ".jsonl" or tasks[0].meta.get("source") in ("messages", "table"):
-                remedy = f"memalpha data prepare {quote(name)} chats.jsonl, then read chats.jsonl {remedy},"
+                saved = quote(name) if name == str(file) else "FILE"  # stdin has to be saved first
+                remedy = f"memalpha data prepare {saved} chats.jsonl, then read chats.jsonl {remedy},"
             print_note(f"{name}: its {number} go into one namespace; {remedy} gives each its own")
         if left_out := format_left_out(count_left_out(tasks)):
             print_note(f"{name}: left out {left_out}")

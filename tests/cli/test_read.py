@@ -186,7 +186,7 @@ def test_a_date_is_that_of_all_chunks_without_one(tmp_path: Path) -> None:
     assert read_chunks(file, "2024-05-01")[0].timestamp == "2024-05-01"
 
 
-def test_what_an_export_loses_and_chats_that_share_a_namespace_are_told(memalpha, tmp_path: Path) -> None:
+def test_what_an_export_loses_and_chats_that_share_a_namespace_are_told(memalpha, monkeypatch, tmp_path: Path) -> None:
     chat = tmp_path / "chat.txt"
     chat.write_text("24/05/2024, 21:05 - Ana: I moved.\n24/05/2024, 21:06 - Bo: <Media omitted>\n")
     assert (
@@ -197,6 +197,9 @@ def test_what_an_export_loses_and_chats_that_share_a_namespace_are_told(memalpha
     file.write_text(json.dumps([{"uuid": id, "chat_messages": [message]} for id in "ab"]))
     err = memalpha("read", tmp_path / "b.db", file, "--policy", "add_all")[2]
     assert f"its 2 conversations go into one namespace; memalpha data prepare '{file}' chats.jsonl, then read " in err
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
+    err = memalpha("read", tmp_path / "c.db", "-", "--policy", "add_all")[2]
+    assert "stdin: its 2 conversations go into one namespace; memalpha data prepare FILE chats.jsonl, then read " in err
 
 
 def test_read_prints_a_lone_surrogate(memalpha, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
