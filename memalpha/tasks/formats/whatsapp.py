@@ -47,20 +47,20 @@ _MORNING = ("a", "π", "ص", "ق", "pg", "sa", "öö", "오전", "午前", "上�
 TIME = re.compile(_MOMENT, re.IGNORECASE)
 _HEADS = tuple(
     re.compile(form % _MOMENT, re.IGNORECASE)
-    for form in (r"\[%s\] ?", "%s [-\u2013] ", r"%s(?:\t| (?=<\S)| (?=[^\d:<-][^:]{0,60}$))")
+    for form in (r"\[%s\] ?", "%s [-\u2013] ", r"%s(?:\t| (?=<[ @+%%&~]?\S|-!- |\*+ |[^\d:<-](?:[^:]|:\S){0,60}$))")
 )
 # A quotation that ends before the colon is part of a name; others are of a notice: Ana created group "Trip: Rome".
 _NAME = re.compile(
-    '((?:[^:"\u201c-\u201e\u00ab\u00bb]|"[^:"]*"|[\u201c-\u201e][^:\u201c-\u201e]*[\u201c\u201d]|'
-    "\u00ab[^:\u00ab\u00bb]*\u00bb){1,80}):(?: |$)"
+    '(?!(?:-!-|\\*+) )((?:[^:"\u201c-\u201e\u00ab\u00bb]|:(?! |$)|"[^:"]*"|'
+    "[\u201c-\u201e][^:\u201c-\u201e]*[\u201c\u201d]|\u00ab[^:\u00ab\u00bb]*\u00bb){1,80}):(?: |$)"
 )
 _NICK = re.compile(r"<[ @+%&~]?([^\s<>]{1,40})>(?: |$)|[@+%&~]?(?=[^\t]*[^\W\d_])([\w\[\]{}`^|\\][^\t:]{0,40})\t")
-"""What stands for a name and its colon in logs of IRC: `<ana> text`, or between tabulators."""
+"""A name and its colon in logs of IRC: `<ana> text`, or between tabulators. Notices begin with `-!-` or `*`."""
 _LEVEL = re.compile(
-    r"\b(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|\[(?:info|warn|warning|error)\]"
+    r"\b(?:TRACE|DEBUG|INFO|NOTICE|WARN|WARNING|ERROR|CRITICAL|FATAL)\b|(?:^|\[)(?:debug|info|warn|warning|error)(?:\]|$)"
 )
 """What stands for a name in the log of a program."""
-_NO_NAME = re.compile(f":|.{{61}}|{_LEVEL.pattern}")
+_NO_NAME = re.compile(f":(?: |$)|.{{61}}|{_LEVEL.pattern}")
 _LEFT_OUT_WORDS = (
     r"(?:omitted|(?:weg|aus)gelassen|omitid[oa]|ocultad[oa]|omise?|absente?|omess[oa]|weggelaten|отсутствует|"
     r"пропущен\w?|dahil edilmedi)"
@@ -156,18 +156,19 @@ def is_chat_text(text: str, *, any_names: bool) -> bool:
             messages need names.
     """
     lines = [line for line in text.split("\n") if line.strip()]
-    if any(map(_match_head, lines[:9])) and _names_alone(_split_messages(text)):
+    if any(map(_match_head, lines[:9])) and _names_alone(_split_messages(text), any_names=any_names):
         return True
     if not any(map(_match_head, lines[:6])):
         return False
-    heads = [(n, line, match.end()) for n, line in enumerate(lines) if (match := _match_head(line))]
+    heads = [(n, line, match) for n, line in enumerate(lines) if (match := _match_head(line))]
     first = heads[0][0]
-    matches = (_NAME.match(_MARKS.sub("", _after_head(line, end))) for _, line, end in heads)
-    names = [match[1] for match in matches if match is not None]
+    if heads[0][2][0].endswith("\t") and not re.search(r"\t(?:-->|<--|--)\t", text):  # a table, no log of IRC
+        return False
+    matches = (_NAME.match(_MARKS.sub("", _words_behind(line, head))) for _, line, head in heads)
+    names = [match[1] for match in matches if match is not None and not _LEVEL.search(match[1])]
     if first == 0 and any_names and ("WhatsApp" in "".join(lines[:6]) or len(set(names)) < len(names)):
         return True
-    named = sum(not _LEVEL.search(name) for name in names)
-    return 2 * named >= (len(lines) - first if first else len(heads)) and (first == 0 or named > 1)
+    return 2 * len(names) >= (len(lines) - first if first else len(heads)) and (first == 0 or len(names) > 1)
 
 
 def _match_head(line: str) -> re.Match[str] | None:
@@ -192,22 +193,26 @@ def _split_messages(text: str) -> list[tuple[int, re.Match[str], list[str]]]:
     for number, line in enumerate(text.split("\n"), 1):
         match = _match_head(line)
         form = match and (match.re, match["separator"], match["colon"])
+        if match and len(entries) == 1 and entries[0][1].re is _HEADS[2] is not match.re:  # a line before the messages
+            entries, first = [], form
         if match is not None and form == (first := first or form):
-            entries.append((number, match, [_after_head(line, match.end())]))
+            entries.append((number, match, [_words_behind(line, match)]))
         elif entries:
             entries[-1][2].append(line)
     return entries
 
 
-def _names_alone(entries: Sequence[tuple[int, re.Match[str], Sequence[str]]]) -> list[str]:
-    """Return the name that stands alone behind each head, or ""; nothing if most have none, or nobody speaks twice."""
+def _names_alone(entries: Sequence[tuple[int, re.Match[str], Sequence[str]]], *, any_names: bool = True) -> list[str]:
+    """Return the name that stands alone behind each head, or ""; nothing if most have none, or two do not speak twice.
+
+    One who speaks twice is enough behind times in brackets with `any_names`: a diary or a timetable has none.
+    """
     plain = [(_MARKS.sub("", lines[0]).strip(), "".join(lines[1:2]).strip()) for _, _, lines in entries]
-    is_name = [bool(name and words) and not _NO_NAME.search(name) for name, words in plain]
-    named = [name for (name, _), fits in zip(plain, is_name, strict=True) if fits]
-    repeats = 2 if entries and entries[0][1].re is _HEADS[2] else 1  # a diary or a timetable has no brackets
-    if 2 * len(named) <= len(plain) or repeats * len(set(named)) > len(named) - (repeats == 1):
-        return []
-    return [name if fits else "" for (name, _), fits in zip(plain, is_name, strict=True)]
+    names = [name.removesuffix(" (pinned)") if words and not _NO_NAME.search(name) else "" for name, words in plain]
+    named = list(filter(None, names))
+    people = len(set(named))
+    is_repeated = people < len(named) if any_names and entries[0][1].re is _HEADS[0] else 2 * people <= len(named)
+    return names if is_repeated and people > 1 and 2 * len(named) > len(plain) else []
 
 
 def read_head(head: re.Match[str], number: int, location: str, text: str = "") -> DatedMessage:
@@ -240,8 +245,13 @@ def _after_head(line: str, length: int) -> str:
     while length:
         length -= not _MARKS.match(line[position])
         position += 1
-    rest = line[position:]
-    nick = _NICK.match(rest)
+    return line[position:]
+
+
+def _words_behind(line: str, head: re.Match[str]) -> str:
+    """Return what follows a head, a name of IRC with a colon."""
+    rest = _after_head(line, head.end())
+    nick = None if head.re is _HEADS[1] else _NICK.match(rest)
     return f"{nick[1] or nick[2]}: {rest[nick.end() :]}" if nick else rest
 
 

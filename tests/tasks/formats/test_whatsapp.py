@@ -156,12 +156,13 @@ def test_a_chat_of_any_ending_may_begin_with_some_lines_of_the_app(tmp_path, nam
 @pytest.mark.parametrize(
     "text",
     [
-        "Guild: Trip\n\n[24/5/2024 21:05] Ana\nI moved\nto Porto.\n\n[24/5/2024 21:06] Bo\nIn: May?\n\n"
+        "Guild: Trip\n\n[24/5/2024 21:05] Ana (pinned)\nI moved\nto Porto.\n\n[24/5/2024 21:06] Bo\nIn: May?\n\n"
         "[25/5/2024 9:00] Ana\nNo.\n",
         "Record\n===\nGroup: A\n===\nWith: B\n===\n2024-05-24 21:05 Ana\nI moved\nto Porto.\n\n"
         "2024-05-24 21:06 Bo\nIn: May?\n\n"
         "2024-05-25 9:00 Ana\nNo.\n\n2024-05-25 9:01 Bo\nOh.\n",
-        "2024-05-24 21:05 <Ana> I moved\nto Porto.\n2024-05-24 21:06 <@Bo> In: May?\n2024-05-25 9:00 <Ana> No.\n",
+        "2024-05-24 21:05 < Ana> I moved\nto Porto.\n2024-05-24 21:06 <@Bo> In: May?\n"
+        "2024-05-24 21:07 -!- Cai [~c@x] has joined\n2024-05-24 21:07 * Ana says: wow\n2024-05-25 9:00 < Ana> No.\n",
         "2024-05-24 21:05\t@Ana\tI moved\nto Porto.\n2024-05-24 21:06\tBo\tIn: May?\n2024-05-25 9:00\tAna\tNo.\n"
         "2024-05-25 9:00\t-->\tCai (~c@x) has joined\n",
     ],
@@ -172,6 +173,13 @@ def test_names_stand_alone_behind_the_time_or_as_in_irc(tmp_path, text):
         ("2024-05-24T21:05", "Bo", "In: May?"),
         ("2024-05-25T09:00", "Ana", "No."),
     ]
+
+
+def test_words_of_whatsapp_are_no_names_of_irc(tmp_path):
+    """Nor is a date before the first message a head; a colon within a name is none before words."""
+    text = "24/05/2024 21:04 Exported here\n[24/05/2024, 21:05] Ana:3: <b> is bold\n[24/05/2024, 21:06] Bo: a\tb\n"
+    text += "[24/05/2024, 21:07] Bo: <省略多媒體檔案>\n"
+    assert chat(tmp_path, text) == [("2024-05-24T21:05", "Ana:3", "<b> is bold"), ("2024-05-24T21:05", "Bo", "a\tb")]
 
 
 def test_a_new_group_has_more_notices_than_messages(tmp_path):
@@ -197,6 +205,17 @@ def test_a_new_group_has_more_notices_than_messages(tmp_path):
         ("diary.txt", "2024-05-24 21:05 Rome\nSun.\n\n2024-05-25 21:05 Rome\nRain.\n\n2024-05-26 21:05 Bari\nSea.\n"),
         ("app.txt", "2024-05-24 21:05 INFO up\na\n2024-05-24 21:06 INFO up\nb\n2024-05-24 21:07 INFO up\nc\n"),
         ("data.txt", "2024-05-24 21:05\t1.5\t2\n2024-05-24 21:06\t1.5\t2\n"),
+        ("costs.txt", "2024-05-24 21:05\tTea\t3.50\n2024-05-25 21:05\tTea\t3.50\n"),
+        ("app.txt", "2024-05-24 21:05 <info> up\n2024-05-24 21:06 <info> down\n"),
+        (
+            "diary.txt",
+            "24/05/2024, 21:05 - Rome\nSun.\n25/05/2024, 21:05 - Rome\nRain.\n26/05/2024, 21:05 - Bari\nSea.\n",
+        ),
+        ("cron.txt", "2024-05-24 21:05 Backup\n3 files\n2024-05-25 21:05 Backup\n5 files\n"),
+        (
+            "notes.md",
+            "[2024-05-24 21:05] Team\nShip.\n[2024-05-25 21:05] Team\nIll.\n[2024-05-26 21:05] Retro\nGood.\n",
+        ),
         ("diary.txt", "24/05/2024, 21:05 - Rain.\n25/05/2024, 21:05 - Trip: the sea.\n26/05/2024, 21:05 - Rain.\n"),
     ],
 )
