@@ -84,7 +84,7 @@ def load_tasks(
     path = Path(name)
     holds_chats = is_chat_folder(path)
     suffix = path.suffix.lower()
-    is_task_file = suffix == ".jsonl" or (path.is_dir() and not holds_chats)
+    is_task_file = path.is_dir() and not holds_chats
     dates = None if is_task_file else options.pop("dates", None)
     selection = {**options, "data": data, "variant": variant}
     if of_sets := [key for key, value in selection.items() if key in options or value is not None]:

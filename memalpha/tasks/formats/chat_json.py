@@ -209,12 +209,13 @@ def _to_utc(value: Any, location: str, unit: int | None = None) -> str | None:
 
 
 def is_messenger_chat(value: Mapping[str, Any]) -> bool:
-    """Return True for a chat of Telegram or Discord: messages with a date and an author instead of a role."""
+    """Return True for a chat of Telegram or Discord, by the fields of its first message."""
     items = value.get("messages")
     if items == []:
         return value.keys() >= {"type", "id"} or "guild" in value
     first = items[0] if is_messages(items) else {}
-    return "role" not in first and (first.keys() > {"date", "text"} or first.keys() > {"author", "content"})
+    is_telegram = first.keys() > {"date", "text", "type"} and not first.keys().isdisjoint(("from", "actor"))
+    return is_telegram or ("role" not in first and isinstance(first.get("author"), Mapping))
 
 
 def read_messenger(value: Mapping[str, Any], path: Path) -> Iterator[ExportedConversation]:

@@ -65,7 +65,7 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
     """
     tasks = load_exports(path, dates=dates)
     if tasks is None:
-        if path.suffix.lower() == ".txt" or (dates is None and path.suffix.lower() in (".csv", ".tsv")):
+        if path.suffix.lower() == ".txt" or (dates is None and path.suffix.lower() in (".csv", ".tsv", ".jsonl")):
             return None
         if dates is not None:
             raise DataError(f"{path}: dates belongs to chats exported as text only")
@@ -76,11 +76,15 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
             if not holds_conversations(value):
                 return None
             return build_chats([(path.stem, str(path), parse_json(read_text(path), str(path)))])
-        for field, items in value.items() if isinstance(value, Mapping) else ():
-            if is_messages(items) and all(items[0].keys() & names for names in _ASKED):
-                raise DataError(f"{path}: {field}: questions beside messages are not read: {_AS_TASK}")
+        _refuse_questions(value, path)
         tasks = [Task(id=path.stem, chunks=tuple(load_messages(path)), meta={"source": "messages"})]
     return [with_turn_ids(task) for task in tasks]
+
+
+def _refuse_questions(value: Any, path: Path) -> None:
+    for field, items in value.items() if isinstance(value, Mapping) else ():
+        if is_messages(items) and all(items[0].keys() & names for names in _ASKED):
+            raise DataError(f"{path}: {field}: questions beside messages are not read: {_AS_TASK}")
 
 
 def load_message_lines(path: Path) -> list[Task] | None:
@@ -93,8 +97,6 @@ def load_message_lines(path: Path) -> list[Task] | None:
         DataError: A line is no such object, holds no words or the id of another, or a message is invalid; the error
             names line and field.
     """
-    if tasks := load_exports(path):
-        return [with_turn_ids(task) for task in tasks]
     first = parse_json_or_none(next((line for _, line in iterate_lines(path)), b""))
     has_messages = isinstance(first, Mapping) and "chunks" not in first and isinstance(first.get("messages"), list)
     if not has_messages and not holds_conversations(first):
@@ -257,10 +259,12 @@ def load_exports(
         return pack_one(source, read_messages(value["messages"], path, left_out))
     if isinstance(value, Mapping) and (isinstance(value.get("chats"), Mapping) or chat_json.is_messenger_chat(value)):
         return pack(chat_json.read_messenger(value, path))
-    messages = value.get("messages") if isinstance(value, Mapping) else value
+    messages, start = (value.get("messages"), value.get("timestamp")) if isinstance(value, Mapping) else (value, None)
     if is_messages(messages) and (columns := find_fields(messages[0])):
+        _refuse_questions(value, path)
+        start = parse_timestamp(start, f"{path}: timestamp")
         placed = ((f"{path}: message {number}", message) for number, message in enumerate(messages))
-        return pack(read_objects(placed, path, columns, dates))
+        return pack(chat._replace(start=start) for chat in read_objects(placed, path, columns, dates))
     return None
 
 

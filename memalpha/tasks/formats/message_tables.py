@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from memalpha.errors import DataError
@@ -41,6 +42,9 @@ _CLOCK = re.compile(r"\d{1,2}:\d{2}(?::\d{2})?(?: ?[ap]\.?m\.?)?", re.IGNORECASE
 _NO_IDS = ("", "null", "none", "nan")
 _TASK_COLUMNS = frozenset(("question", "context", "task", "chunk", "turn"))
 
+_OTHER_FIELDS = frozenset(("role", "chunks", "questions", "answer", "answers", "prompt", "chosen"))
+"""Fields of JSON objects that hold more than a message of a person."""
+
 
 def find_columns(path: Path) -> dict[str, str] | None:
     """Return the separator of a table of messages and its columns by what they hold; None for another table.
@@ -60,10 +64,10 @@ def find_columns(path: Path) -> dict[str, str] | None:
 
 def find_fields(message: object) -> dict[str, str] | None:
     """Return the fields of a JSON object as `find_columns` does; None for another value, and for one with a role."""
-    if not isinstance(message, Mapping) or {"role", "chunks"} & message.keys():
+    if not isinstance(message, Mapping) or not _OTHER_FIELDS.isdisjoint(message):
         return None
     columns = _match_columns(list(map(str, message)))
-    is_flat = columns and not any(isinstance(message[name], list | Mapping) for name in columns.values())
+    is_flat = columns and not any(isinstance(message.get(name, []), list | Mapping) for name in columns.values())
     return columns if is_flat else None
 
 
@@ -94,13 +98,16 @@ def read_objects(
     """Return the conversations of JSON objects, each with its place; the other arguments are those of `read_rows`.
 
     Raises:
-        DataError: One is no object with a text for speaker and words, or a time has no known form.
+        DataError: One is no object with a speaker and words or null for these, or a time has no known form.
     """
     rows = []
     for place, value in objects:
-        for kind in ("speaker", "text"):
-            require_field(value, columns[kind], (str, int), place)
-        rows.append((place, {name: "" if cell is None else str(cell) for name, cell in value.items()}))
+        require_field(value, columns["speaker"], (str, int), place)
+        require_field(value, columns["text"], (str, int, NoneType), place)
+        is_empty = {
+            name: isinstance(cell, list | Mapping | bool | NoneType) and not cell for name, cell in value.items()
+        }
+        rows.append((place, {name: "" if is_empty[name] else str(cell) for name, cell in value.items()}))
         rows[-1][1].update({name: "" for name in columns.values() if name not in value})
     return read_rows(rows, path, columns, dates)
 

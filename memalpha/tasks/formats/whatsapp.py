@@ -241,6 +241,8 @@ def read_head(head: re.Match[str], number: int, location: str, text: str = "") -
 
 def _after_head(line: str, length: int) -> str:
     """Return what follows the first `length` characters of a line that are no marks; marks behind them stay."""
+    if not _MARKS.search(line, 0, length):
+        return line[length:]
     position = 0
     while length:
         length -= not _MARKS.match(line[position])

@@ -58,6 +58,32 @@ def test_objects_that_are_no_messages_of_people(tmp_path):
     for other in ({"role": "user", "name": "Ana", "content": "Hi", "timestamp": "2024-05-24"}, {"chunks": []}):
         assert find_fields(other) is None
     assert find_fields({"sender": {"name": "Ana"}, "text": "Hi"}) is None
+    for more in ({"answers": ["Hi"]}, {"chosen": "Hi"}, {"questions": []}):
+        assert find_fields({"author": "Ana", "text": "Hi", **more}) is None
+    assert find_fields({" sender": "Ana", "text ": "Hi"}) is None
+
+
+def test_objects_under_messages_and_without_words(tmp_path):
+    """Fields of an export make none without its marks; the list's time is kept, its questions are not lost."""
+    rows = [
+        {"sender": "Ana", "text": "Hi", "type": "text", "date": "2024-05-24"},
+        {"sender": "Bo", "text": None, "likes": []},
+    ]
+    [task], turns = read(tmp_path / "a.json", json.dumps({"messages": rows}))
+    assert turns == [("2024-05-24", "Ana", "Hi")] and task.meta["left_out"] == {"other cells": 1, "empty messages": 1}
+    held = {"timestamp": "2024-05-24", "messages": [{"author": "Ana", "content": "Hi"}]}
+    assert read(tmp_path / "b.json", json.dumps(held))[1] == turns
+    with pytest.raises(DataError, match="qa: questions beside messages are not read"):
+        read(tmp_path / "c.json", json.dumps({**held, "qa": [{"q": "Who?", "a": "Ana"}]}))
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl", "a.ndjson"])
+def test_the_order_of_dates_of_objects(tmp_path, name):
+    text = json.dumps({"sender": "Ana", "text": "Hi", "date": "03/05/2024"})
+    text = f"[{text}]" if name == "a.json" else text
+    with pytest.raises(DataError, match="dates=day-first"):
+        read(tmp_path / name, text)
+    assert read(tmp_path / name, text, dates="month-first")[1] == [("2024-03-05", "Ana", "Hi")]
 
 
 def test_days_clocks_chats_and_what_is_left_out(tmp_path):
