@@ -156,16 +156,20 @@ def is_chat_text(text: str, *, any_names: bool) -> bool:
             messages need names.
     """
     lines = [line for line in text.split("\n") if line.strip()]
-    if any(map(_match_head, lines[:9])) and _names_alone(_split_messages(text), any_names=any_names):
+    if not any(map(_match_head, lines[:9])):
+        return False
+    entries = _split_messages(text)
+    if _names_alone(entries, any_names=any_names):
         return True
-    if not any(map(_match_head, lines[:6])):
-        return False
-    heads = [(n, line, match) for n, line in enumerate(lines) if (match := _match_head(line))]
+    is_other = entries[0][1].re is _HEADS[2]  # whose heads may stand within words of WhatsApp
+    matches = ((n, line, _match_head(line)) for n, line in enumerate(lines))
+    heads = [(n, line, head) for n, line, head in matches if head and (head.re is _HEADS[2]) == is_other]
     first = heads[0][0]
-    if heads[0][2][0].endswith("\t") and not re.search(r"\t(?:-->|<--|--)\t", text):  # a table, no log of IRC
+    is_table = heads[0][2][0].endswith("\t") and not re.search(r"\t(?:-->|<--|--)\t", text)  # no log of IRC
+    if first > 5 or is_table:
         return False
-    matches = (_NAME.match(_MARKS.sub("", _words_behind(line, head))) for _, line, head in heads)
-    names = [match[1] for match in matches if match is not None and not _LEVEL.search(match[1])]
+    names_of = (_NAME.match(_MARKS.sub("", _words_behind(line, head))) for _, line, head in heads)
+    names = [match[1] for match in names_of if match is not None and not _LEVEL.search(match[1])]
     if first == 0 and any_names and ("WhatsApp" in "".join(lines[:6]) or len(set(names)) < len(names)):
         return True
     return 2 * len(names) >= (len(lines) - first if first else len(heads)) and (first == 0 or len(names) > 1)

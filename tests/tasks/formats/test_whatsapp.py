@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from memalpha import load_tasks
 from memalpha.cli.options import read_chunks
 from memalpha.errors import DataError
+from memalpha.tasks.formats.whatsapp import is_chat_text
 
 LRM, NNBSP = "\u200e", "\u202f"
 
@@ -179,6 +180,9 @@ def test_words_of_whatsapp_are_no_names_of_irc(tmp_path):
     """Nor is a date before the first message a head; a colon within a name is none before words."""
     text = "24/05/2024 21:04 Exported here\n[24/05/2024, 21:05] Ana:3: <b> is bold\n[24/05/2024, 21:06] Bo: a\tb\n"
     text += "[24/05/2024, 21:07] Bo: <省略多媒體檔案>\n"
+    assert is_chat_text(
+        "[24/05/2024, 21:05] Bo left\n[24/05/2024, 21:06] Ana: I wrote\n24/05/2024 21:05 Rome\n", any_names=False
+    )
     assert chat(tmp_path, text) == [("2024-05-24T21:05", "Ana:3", "<b> is bold"), ("2024-05-24T21:05", "Bo", "a\tb")]
 
 
