@@ -25,6 +25,7 @@ from memalpha.tasks.formats.kakaotalk import read_day_text
 from memalpha.tasks.formats.mail import is_mail, read_mails
 from memalpha.tasks.formats.message_tables import find_columns, find_fields, read_objects, read_table
 from memalpha.tasks.formats.messages import (
+    HOLDERS,
     ExportedConversation,
     Utterance,
     chunk_messages,
@@ -73,12 +74,20 @@ def load_chats(path: Path, dates: str | None = None) -> list[Task] | None:
             return None
         value = parse_json_or_none(read_text(path))
         if not is_message_file(path):
-            if not holds_conversations(value):
+            if not holds_conversations(value) and not _holds_talks(value):
                 return None
             return build_chats([(path.stem, str(path), parse_json(read_text(path), str(path)))])
         _refuse_questions(value, path)
         tasks = [Task(id=path.stem, chunks=tuple(load_messages(path)), meta={"source": "messages"})]
     return [with_turn_ids(task) for task in tasks]
+
+
+def _holds_talks(value: Any) -> bool:
+    """Return True for messages of people (`find_fields`), and for what holds them as `holds_conversations` says."""
+    if isinstance(value, list):
+        return bool(value) and (find_fields(value[0]) is not None or _holds_talks(value[0]))
+    is_holder = isinstance(value, Mapping) and "chunks" not in value
+    return is_holder and any(_holds_talks(value.get(field)) for field in HOLDERS)
 
 
 def _refuse_questions(value: Any, path: Path) -> None:
@@ -99,7 +108,7 @@ def load_message_lines(path: Path) -> list[Task] | None:
     """
     first = parse_json_or_none(next((line for _, line in iterate_lines(path)), b""))
     has_messages = isinstance(first, Mapping) and "chunks" not in first and isinstance(first.get("messages"), list)
-    if not has_messages and not holds_conversations(first):
+    if not has_messages and not holds_conversations(first) and not _holds_talks(first):
         return None
     places = ((f"{path.stem}-{number}", f"{path}:{number}", line) for number, line in iterate_lines(path))
     return build_chats((id, place, parse_json(line, place)) for id, place, line in places)
@@ -125,10 +134,18 @@ def _parse_conversation(item: tuple[str, Mapping[str, Any]], location: str) -> T
     if (own_id := require_field(value, "id", (str, int, NoneType), location)) is not None:
         id = str(own_id)
     timestamp = parse_timestamp(value.get("timestamp"), f"{location}: timestamp")
-    chunks = chunk_messages(messages, timestamp=timestamp, location=f"{location}: messages")
+    place, left_out = f"{location}: messages", Counter[str]()
+    if columns := find_fields(messages[0] if messages else None):
+        placed = ((f"{place}[{number}]", message) for number, message in enumerate(messages))
+        talks = read_objects(placed, Path(location), columns, None)
+        chunks = pack_days((said for talk in talks for said in talk.utterances), timestamp=timestamp)
+        left_out = sum((talk.left_out for talk in talks), left_out)
+    else:
+        chunks = chunk_messages(messages, timestamp=timestamp, location=place)
     if not chunks:
         raise DataError(f"{location}: messages: none has words of a user or an assistant: leave the line out")
-    task = with_turn_ids(Task(id=id, chunks=tuple(chunks), meta={"source": "messages"}))
+    meta = {"source": "messages", **({"left_out": dict(+left_out)} if +left_out else {})}
+    task = with_turn_ids(Task(id=id, chunks=tuple(chunks), meta=meta))
     for field, problem in find_problems(task):
         raise DataError(f"{location}: {field}: {problem}")
     return task

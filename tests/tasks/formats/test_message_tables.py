@@ -192,3 +192,23 @@ def test_tables_of_a_task_folder_are_no_table_of_messages(tmp_path):
     (tmp_path / "questions.csv").write_text("question,answer\nWho?,Ana\n")
     [task], _ = read(tmp_path / "chunks.csv", "speaker,text,timestamp\nAna,Hi,2024-05-24\nBo,Ho,2024-05-24\n")
     assert len(task.questions) == 1 and len(task.chunks) == 2
+
+
+@pytest.mark.parametrize("form", ["[{}, {}]", '{{"data": [{}, {}]}}', "{}\n{}\n"])
+@pytest.mark.parametrize("holder", ["messages", "dialogue"])
+def test_conversations_of_people(tmp_path, form, holder):
+    first = {
+        "id": "a",
+        "timestamp": "2024-05-24",
+        holder: [{"speaker": "Ana", "text": "Hi"}, {"speaker": "Bo", "text": ""}],
+    }
+    second = {"id": 7, holder: [{"sender": "Cy", "text": "Ho", "date": "2024-05-25T08:00", "likes": 3}]}
+    name = "a.jsonl" if form.startswith("{}") else "a.json"
+    tasks, turns = read(tmp_path / name, form.format(json.dumps(first), json.dumps(second)))
+    assert [task.id for task in tasks] == ["a", "7"]
+    assert turns == [("2024-05-24", "Ana", "Hi"), ("2024-05-25T08:00", "Cy", "Ho")]
+    assert [task.meta["left_out"] for task in tasks] == [{"empty messages": 1}, {"other cells": 1}]
+    assert tasks[0].chunks[0].turns[0].id == "0.0"
+    (tmp_path / name).write_text(json.dumps([first, {**first, "id": "b", holder: [{"speaker": None, "text": "x"}]}]))
+    with pytest.raises(DataError, match=r"field 'speaker' is missing"):
+        load_tasks(tmp_path / name)
