@@ -150,6 +150,10 @@ def build_config(
         raise ConfigError(f"{label}: " * is_of_source + "; ".join(lines)) from error
 
 
+_NEEDED = {"string_type": "a text", "path_type": "a text", "tuple_type": "a list", "list_type": "a list"}
+_NEEDED |= dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "a mapping {key: value}")
+
+
 def format_problem(item: Mapping[str, Any]) -> str:
     """Return what pydantic says of one setting, in words that need no knowledge of it."""
     context = {name: str(value).replace("'", "") for name, value in item.get("ctx", {}).items()}
@@ -160,6 +164,9 @@ def format_problem(item: Mapping[str, Any]) -> str:
     value = item["input"]
     if item["type"] in ("path_type", "string_type") and isinstance(value, int | float | date):
         return f"a text is needed, and YAML reads {value} as {type(value).__name__}: put it in quotes, '\"{value}\"'"
+    if item["type"] in _NEEDED:
+        form = f": write [{value}]" if _NEEDED[item["type"]] == "a list" and isinstance(value, str) else ""
+        return f"{_NEEDED[item['type']]} is needed, not {value!r:.80}{form}"
     return str(item["msg"]).removeprefix("Value error, ")
 
 
