@@ -240,7 +240,7 @@ class TextConfig(ReinforcementConfig):
     @model_validator(mode="after")
     def _check_environment(self) -> TextConfig:
         if self.environment is not None:
-            self.refuse_unread(["rewards"], "with an environment, which gives its own")
+            self.refuse_unread(["rewards"], "with an environment, which gives its own (rewards=[] removes them)")
         if self.rewards and not any(part.weight for part in self.rewards):
             raise ValueError("rewards: every weight is 0: set one")
         return self

@@ -120,7 +120,7 @@ REFUSED: dict[type[LearnerConfig], list[tuple[dict[str, Any], str]]] = {
     ],
     TextConfig: [
         ({"rewards": [{"kind": "format", "pattern": "a", "weight": 0}]}, "rewards: every weight is 0"),
-        ({"environment": "a:B"}, "rewards: has no effect with an environment"),
+        ({"environment": "a:B"}, r"rewards: has no effect with an environment.*rewards=\[\] removes"),
         ({"tell_answer": True}, "erl: has no effect with algorithm=grpo"),
         ({"algorithm": "erl", "erl": {"retry_prompt": "{prompt}"}}, "has no place for {reflection}"),
         ({"group_size": 1}, "group_size: rollouts of a task are compared"),
