@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from memalpha.arguments import finite_float, unique_keys
 from memalpha.errors import DataError, MemalphaError
 
@@ -99,6 +101,21 @@ def refuse_packed(data: bytes, name: str) -> None:
     for signature, advice in _PACKED.items():
         if data.startswith(signature):
             raise DataError(f"{name}: {advice}")
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value]
+        for index, (key, _) in enumerate(node.value):
+            if key.value in keys[:index]:
+                raise yaml.MarkedYAMLError(None, None, f"the key {key.value!r} occurs twice", key.start_mark)
+        return node
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML of plain values. Raises `yaml.YAMLError` for a key that occurs twice, too."""
+    return yaml.load(text, Loader=_UniqueKeyLoader)
 
 
 def parse_json(text: str | bytes, location: str) -> Any:

@@ -61,6 +61,7 @@ from memalpha.agent.parsing import (
 from memalpha.errors import ConfigError
 from memalpha.policy.chat.text import plain_line, plain_text
 from memalpha.store.schema import MemorySchema
+from memalpha.text_files import parse_yaml
 from memalpha.types import Observation, ToolCall, ViewEntry
 
 FUNCTION, ARGS, RESULT, RETURN = "✿FUNCTION✿", "✿ARGS✿", "✿RESULT✿", "✿RETURN✿"
@@ -153,7 +154,7 @@ def load_prompt(path: Path | None) -> Prompt:
     """
     path = path or SHIPPED_PROMPT
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"agent.prompt_file: {path} cannot be read: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

@@ -22,6 +22,7 @@ from pydantic import BaseModel, ValidationError
 
 from memalpha.arguments import check_path, is_file
 from memalpha.errors import ConfigError, did_you_mean
+from memalpha.text_files import parse_yaml
 
 C = TypeVar("C", bound=BaseModel)
 
@@ -53,7 +54,7 @@ def parse_overrides(pairs: Sequence[str]) -> dict[str, Any]:
             if not isinstance(node, dict):
                 raise ConfigError(f"{pair!r}: {parent!r} already has a plain value")
         try:
-            node |= merge(node, {last: yaml.safe_load(text) if text else None})
+            node |= merge(node, {last: parse_yaml(text) if text else None})
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise ConfigError(f"{pair!r}: the value is not readable: {error}") from error
     return result
@@ -97,7 +98,7 @@ def read_config(name: str | Path) -> dict[str, Any]:
             f"`memalpha eval tasks {word}` or `memalpha train demo {word}`"
         )
     try:
-        data = yaml.safe_load(text)
+        data = parse_yaml(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{label} is not valid YAML: {error}") from error
     if not isinstance(data, dict):

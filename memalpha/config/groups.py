@@ -199,6 +199,7 @@ class MemoryEvaluationConfig(TaskEvaluationConfig):
 
     seed: NonNegativeInt | None = Field(
         default=None,
+        lt=2**63,
         description="seed of generated validation and held-out conversations (default: the same in all runs)",
     )
     world: WorldConfig | None = Field(default=None, description="held-out world (default: `world` with split=test)")

@@ -88,7 +88,7 @@ class LearnerConfig(Config):
     """Settings of every training run: start, optimizer, compute, checkpoints."""
 
     out: Path = Field(description="run directory; a checkpoint found there is resumed")
-    seed: NonNegativeInt = Field(default=0, description="seed of tasks, sampling and order")
+    seed: NonNegativeInt = Field(default=0, lt=2**63, description="seed of tasks, sampling and order")
     policy: str = Field(default="tiny", description="a shipped policy's name, a directory, or a hub id")
     init_from: Path | None = Field(
         default=None,

@@ -23,6 +23,7 @@ import yaml
 
 from memalpha.arguments import brief_repr, check_path
 from memalpha.errors import ConfigError, UnknownCategory
+from memalpha.text_files import parse_yaml
 
 _EVENTS = "episodic", "spatiotemporal_context"  # of the shipped schemas, and of own ones with such a category
 _STRUCTURE = attrgetter("name", "category_names", "core", "core_limit", "events")
@@ -153,7 +154,7 @@ def load_schema(name: str | Path | MemorySchema) -> MemorySchema:
 
 def _read_schema(path: Path) -> MemorySchema:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
+        data = parse_yaml(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"schema {path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:

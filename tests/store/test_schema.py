@@ -26,6 +26,7 @@ def test_check_names_the_valid_categories() -> None:
         ("name: x\ncategories: {a: b}\nevents: a", "events: a list of category names"),
         ("- a", "must hold a mapping"),
         ("a: [", "not valid YAML"),
+        ("name: x\ncategories: {a: b, a: c}", "the key 'a' occurs twice"),
     ],
 )
 def test_a_bad_schema_is_refused(tmp_path, text: str, message: str) -> None:

@@ -50,6 +50,7 @@ REFUSED: dict[type[LearnerConfig], list[tuple[dict[str, Any], str]]] = {
         ({"agent": {"tools": "mine:Merge"}}, r"agent.tools: a list is needed, not 'mine:Merge': write \[mine:Merge\]"),
         ({"loss": "dapo"}, r"loss: a mapping \{key: value\} is needed, not 'dapo'"),
         ({"data": {"train_files": "x"}}, r"data: a text is needed, not \{'train_files': 'x'\}"),
+        ({"seed": 2**63}, "seed: .* less than"),
         ({"out": 2025}, "out: a text is needed, and YAML reads 2025 as int: put it in quotes"),
         ({"out": date(2025, 5, 1)}, "out: a text is needed, and YAML reads 2025-05-01 as date"),
         ({"reward": dict.fromkeys(("accuracy", "calls", "beta", "gamma"), 0)}, "so is every reward: set a weight"),
