@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
@@ -22,7 +21,7 @@ from transformers.utils import logging as hf_logging
 
 from memalpha.arguments import brief_repr, check_type
 from memalpha.config.groups import LoadingConfig
-from memalpha.errors import ConfigError, PolicyError, did_you_mean, install_command, required_packages
+from memalpha.errors import ConfigError, MemalphaError, PolicyError, did_you_mean, install_command, required_packages
 from memalpha.hub import hub_reachable
 from memalpha.policy.base import ADAPTER_CONFIG, NAMED_POLICIES, RULE_POLICIES, endpoint_hint
 
@@ -118,7 +117,9 @@ def load_model(
                     "and try again, or give a directory with config.json, weights and tokenizer"
                 ) from None
             model, tokenizer = _load(path, dtype, offline=False, is_shape=is_shape, **kwargs)
-    except (OSError, ValueError, RuntimeError, SafetensorError, ImportError) as error:
+    except MemalphaError:
+        raise
+    except Exception as error:  # files that do not fit raise whatever transformers meets, an AssertionError or KeyError
         name, text = loading.attn_implementation, str(error).lower()
         words = ("attn_implementation", "attention", "flash", (name or "").lower())
         if name is not None and any(word in text for word in words):
@@ -126,7 +127,7 @@ def load_model(
                 f"compute.attn_implementation: {name!r} does not work for {label} "
                 f"{str(path)!r} ({first_sentence(error)}): try sdpa or eager, or leave it out"
             ) from error
-        raise PolicyError(f"cannot load {label} {str(path)!r}: {error}") from error
+        raise PolicyError(f"cannot load {label} {str(path)!r}: {type(error).__name__}: {error}") from error
     if "device_map" in kwargs:
         devices = {str(part) for part in getattr(model, "hf_device_map", {}).values()}
         if devices & {"disk", "meta"} or ("cpu" in devices and len(devices) > 1):

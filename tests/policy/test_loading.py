@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from tiny import tiny_llama, tiny_model, tiny_tokenizer
@@ -17,7 +19,7 @@ from transformers import (
 
 from memalpha.config import TrainConfig, build_config
 from memalpha.config.groups import LoadingConfig
-from memalpha.errors import ConfigError
+from memalpha.errors import ConfigError, PolicyError
 from memalpha.policy.decoding_rows import PaddedRows
 from memalpha.policy.load import load_policy
 from memalpha.policy.model_files import max_positions
@@ -54,6 +56,14 @@ def test_attention_and_device_map_sample_the_same_tokens(folder, loading):
     for first, second in zip(plain.sample(requests()), other.sample(requests()), strict=True):
         assert first.completion_ids == second.completion_ids
         assert first.logprobs == pytest.approx(second.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "value"), [("pad_token_id", 9999), ("hidden_act", "nope")])
+def test_a_configuration_that_transformers_cannot_use_is_refused(folder, name, value):
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {name: value}))
+    with pytest.raises(PolicyError, match=r"cannot load policy .*(AssertionError|KeyError): "):
+        load_policy(folder)
 
 
 def test_an_unknown_device_map_is_refused(folder):
