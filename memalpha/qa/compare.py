@@ -127,6 +127,9 @@ def load_systems(runs: Sequence[str]) -> list[ComparedSystem]:
     Raises:
         DataError: Seeds did not evaluate the same systems, or a run is named twice.
     """
+    experiments = [tuple(Path(part).resolve() for part in run.split(",") if part) for run in runs]
+    if any(len(set(items)) < len(items) for items in (experiments, *experiments)):
+        raise DataError("a run is named twice")
     systems: list[ComparedSystem] = []
     for run_index, run in enumerate(runs):
         parts = [part for part in run.split(",") if part]
@@ -144,8 +147,6 @@ def load_systems(runs: Sequence[str]) -> list[ComparedSystem]:
             label = f"{run}:{name}" if len(names) > 1 and len(runs) > 1 else name if len(names) > 1 else run
             records, files = zip(*seed_files, strict=True)
             systems.append(ComparedSystem(label, records, _load_setup(files)))
-    if len({system.name for system in systems}) < len(systems):
-        raise DataError("a run is named twice")
     return systems
 
 

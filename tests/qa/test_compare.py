@@ -146,8 +146,9 @@ def test_a_run_of_several_systems(tmp_path):
         comparing.load_systems([f"{run},{two}"])
     with pytest.raises(DataError, match="the first seed only system"):
         comparing.load_systems([f"{two},{run}"])
-    with pytest.raises(DataError, match="named twice"):
-        comparing.load_systems([two, two])
+    for again in ([two, two], [two, f"{two}/"], [f"{two},{two}"]):
+        with pytest.raises(DataError, match="named twice"):
+            comparing.load_systems(again)
 
 
 def test_records_come_back_as_they_were(tmp_path):
