@@ -191,6 +191,14 @@ class MemoryEvaluations(TaskEvaluations):
                 f"{self.scorer.reader.name} answers {ceiling:.0%} of the answerable questions {source}, and no "
                 "training gets above that: see reader.kind, reader.policy, reward.metric and docs/start/own-data.md"
             )
+        elif not before.summary["answerable_accuracy"]:
+            is_readable = any(report.summary["answerable_accuracy"] for report in reports.values())
+            self.display.log(
+                f"{self.scorer.reader.name} answers nothing from what the policy writes"
+                + (": " if is_readable else ", nor from all that was said: reader.kind=copy reads sentences, and ")
+                + "a policy has to know such text before it can learn (tiny knows the demo's sentences alone, smol "
+                "those of chats): see docs/start/own-data.md"
+            )
         return before
 
     def _evidence_accuracy(self) -> tuple[float | None, str]:

@@ -100,3 +100,12 @@ def test_without_gold_operations_the_evidence_gives_the_ceiling(small, tmp_path,
         in messages
     )
     assert "could not be checked" not in messages
+    unnamed = [task.questions[0].model_copy(update={"evidence": ()}) for task in tasks]
+    save_jsonl(
+        [task.model_copy(update={"questions": (item,)}) for task, item in zip(tasks, unnamed, strict=True)], held_out
+    )
+    train(small(eval_data=str(held_out), eval_tasks=2, max_steps=0, out=str(tmp_path / "unnamed")))
+    assert (
+        "(floor) answers nothing from what the policy writes, nor from all that was said: reader.kind=copy"
+        in capfd.readouterr().err
+    )
