@@ -281,7 +281,7 @@ def load_exports(
         _refuse_questions(value, path)
         start = parse_timestamp(start, f"{path}: timestamp")
         placed = ((f"{path}: message {number}", message) for number, message in enumerate(messages))
-        return pack(chat._replace(start=start) for chat in read_objects(placed, path, columns, dates))
+        return pack(ExportedConversation(*chat[:-1], start) for chat in read_objects(placed, path, columns, dates))
     return None
 
 
